@@ -1,10 +1,12 @@
 /* Processes in a ring that pass device memory to each other by descriptors. In each step every process makes memory,
  * exports it and tells the next one, which takes the descriptor (pidfd_getfd, as PyTorch does). Each process writes to
- * what it gets and passes it on, until it is back at its owner. Some descriptors are always on their way: offered and not
- * taken, or taken and not imported yet. The owner gives its own part up before, while or after others have it. The output has a hash of all that
- * was read in each step. */
+ * what it gets and passes its descriptor on, or a duplicate of it, until it is back at its owner: the driver does not
+ * export what was imported. Some descriptors are always on their way: offered and not taken, or taken and not imported
+ * yet. The owner gives its own part up before, while or after others have it. The output has a hash of all that was read in
+ * each step. */
 #include "vmm.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -190,8 +192,8 @@ static void use(struct rank *rank, unsigned step, struct item item) {
     rank->sum = job_hash(rank->sum, words, COUNT);
     int passed = item.descriptor;
     if ((item.message.step + rank->number) % 2 == 0) {
-        /* Another one, of what was imported. */
-        passed = export(handle);
+        /* Another one. */
+        SYSTEM(passed = fcntl(item.descriptor, F_DUPFD_CLOEXEC, 0));
         SYSTEM(close(item.descriptor));
     }
     if (item.message.hop < RANKS) {

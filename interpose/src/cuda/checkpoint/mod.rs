@@ -25,12 +25,14 @@
 //! | `pinned_mirror` | the launcher's mirror, pinned |
 //! | `transfer` | copies device memory to the mirror and back |
 //! | `load` | loads device memory from the store, without a mirror |
+//! | `renew` | replaces memory that has come back by descriptors, so that it can be exported again |
 //! | `error` | why that fails |
 
 mod driver_state;
 mod error;
 mod load;
 mod pinned_mirror;
+mod renew;
 mod transfer;
 
 use std::ops::Range;
@@ -568,10 +570,7 @@ impl ProcessGpu {
         let ids = transfer::leaving(self.mirror.as_ref().map_or(0, PinnedMirror::bytes));
         ipc::check_all_leave(&ids)?;
         if request.park || self.has_no_copy {
-            // What is shared with other processes the launcher has already.
-            let ids: Vec<Id> =
-                ids.iter().copied().filter(|id| ipc::published::key_of(*id).is_none()).collect();
-            let parked = offload::park(&ids, link);
+            let parked = offload::park(&transfer::to_park(&ids), link);
             report.parked_bytes = parked.bytes;
             report.unparked_because = parked.refusal.map(|refusal| describe(&refusal));
             if let Some(reason) = report.unparked_because.as_ref().filter(|_| self.has_no_copy) {
@@ -654,9 +653,10 @@ impl ProcessGpu {
         self.has_restored |= was_checkpointed;
         self.borrowed = None;
         relax();
-        offload::unpark(link);
+        let unparked = offload::unpark(link);
         offload::claim_shared(Owner::Own, link)?;
         let made = offload::recreate()?;
+        renew::renew(&unparked);
         if self.has_no_copy && !made.is_empty() && delivered.is_none() {
             return Err(AttachError::NoCopy);
         }

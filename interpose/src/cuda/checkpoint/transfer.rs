@@ -10,6 +10,7 @@ use super::error::{AttachError, DetachError, MapError};
 use super::pinned_mirror::contexts_of_devices;
 use crate::cuda::capture::{self, Hash, MappedAllocation, Mirror};
 use crate::cuda::context::OnDevice;
+use crate::cuda::memory::ipc::published;
 use crate::cuda::memory::offload::{AllocationInfo, MappedView};
 use crate::cuda::memory::physical::{Id, Mirrored, PhysicalAllocation, registry};
 use crate::cuda::memory::placement;
@@ -218,6 +219,16 @@ pub(super) fn leaving(mirror_bytes: u64) -> Vec<Id> {
         allocation.team.is_none() && (!placement::is_captured(allocation) || has_room(allocation))
     };
     registry.allocations.iter().filter(|(_, allocation)| is_leaving(allocation)).map(|(id, _)| *id).collect()
+}
+
+/// Those of the physical allocations that are parked: what is shared with other processes the launcher has already.
+pub(super) fn to_park(leaving: &[Id]) -> Vec<Id> {
+    let of_this_process: Vec<Id> = {
+        let registry = registry();
+        let is_own = |id: &&Id| registry.allocations.get(id).is_some_and(placement::is_captured);
+        leaving.iter().filter(is_own).copied().collect()
+    };
+    of_this_process.into_iter().filter(|id| published::key_of(*id).is_none()).collect()
 }
 
 /// Maps physical allocations that have an offset in the mirror, to be copied back.

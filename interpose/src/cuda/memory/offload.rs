@@ -135,8 +135,10 @@ pub(super) fn set_mapped(allocation: &mut PhysicalAllocation, address: CUdevicep
     }
 }
 
-/// Imports parked memory again; memory that the launcher or the driver refuses is left to be recreated.
-pub(crate) fn unpark(link: &mut dyn Link) {
+/// Imports parked memory again; memory that the launcher or the driver refuses is left to be recreated. Returns what was
+/// imported.
+pub(crate) fn unpark(link: &mut dyn Link) -> Vec<Id> {
+    let mut imported = Vec::new();
     let mut waiting: Vec<(usize, Id)> = registry()
         .allocations
         .iter()
@@ -158,9 +160,11 @@ pub(crate) fn unpark(link: &mut dyn Link) {
         for ((_, id), handle) in batch.iter().zip(handles) {
             if let Ok(handle) = handle {
                 note(*id, |allocation| allocation.handle = handle);
+                imported.push(*id);
             }
         }
     }
+    imported
 }
 
 /// The owner of memory that is shared with other processes.

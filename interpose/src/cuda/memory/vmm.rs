@@ -25,8 +25,11 @@ use crate::cuda::taint;
 use cuda_abi::layout::{Access, POSIX_DESCRIPTOR, Properties};
 
 /// The prefix of our handles: an invalid pointer on this machine, and larger than any counter.
-const MARK: u64 = 0x436b << ID_BITS;
-const ID_BITS: u32 = 48;
+const MARK: u64 = 0x436b << 48;
+/// Of a handle by which a process has imported its own memory: the driver does not export it again (seen with
+/// 580.159.04), as it does the one by which the memory was created. Otherwise both are the same.
+const REIMPORTED: u64 = 1 << ID_BITS;
+const ID_BITS: u32 = 47;
 
 pub(super) fn handle_of(id: Id) -> CUmemGenericAllocationHandle {
     MARK | id
@@ -34,8 +37,18 @@ pub(super) fn handle_of(id: Id) -> CUmemGenericAllocationHandle {
 
 /// The physical allocation that a handle of ours names, whether it exists or not.
 fn id_of(handle: CUmemGenericAllocationHandle) -> Option<Id> {
-    let id = handle ^ MARK;
+    let id = (handle ^ MARK) & !REIMPORTED;
     (id >> ID_BITS == 0).then_some(id)
+}
+
+/// The handle for a physical allocation that the program has imported.
+fn imported_handle_of(id: Id) -> CUmemGenericAllocationHandle {
+    let registry = physical::registry();
+    let is_own = registry
+        .allocations
+        .get(&id)
+        .is_some_and(|allocation| matches!(allocation.source, Source::Created(_) | Source::Multicast(_)));
+    handle_of(id) | if is_own { REIMPORTED } else { 0 }
 }
 
 /// Whether a physical allocation is the program's own to map and to release.
@@ -246,7 +259,7 @@ handlers! {
         match named(handle) {
             Named::MappedAllocation { id, .. } => {
                 let is_asked = asked_handle_types(id).is_none_or(|types| types & POSIX_DESCRIPTOR.0 != 0);
-                if kind == POSIX_DESCRIPTOR && !is_asked {
+                if kind == POSIX_DESCRIPTOR && (!is_asked || handle & REIMPORTED != 0) {
                     return INVALID_VALUE;
                 }
                 if kind == POSIX_DESCRIPTOR && flags == 0 && !shareable.is_null() {
@@ -283,7 +296,7 @@ handlers! {
         match descriptor.and_then(descriptors::import) {
             Some(Ok(id)) => {
                 // SAFETY: the program passes the address of a handle, which is not null.
-                unsafe { handle.write_unaligned(handle_of(id)) };
+                unsafe { handle.write_unaligned(imported_handle_of(id)) };
                 return SUCCESS;
             }
             Some(Err(result)) => return result,

@@ -36,7 +36,11 @@ pub const CHECKS: &[Check] = &[
     check("share/counts-once", "shared memory counts once, until its last holder releases it", counts_once),
     check("share/import-rubbish", "a descriptor of something else cannot be imported", import_rubbish),
     check("share/import-size", "an imported handle has the size of the memory", import_size),
-    check("share/import-again", "imported memory can be exported again", import_again),
+    check(
+        "share/import-again",
+        "imported memory cannot be exported again, its own process's either; its descriptor can be imported again (seen with 580.159.04)",
+        import_again,
+    ),
     check(
         "ipc/other-process",
         "another process opens an IPC handle and shares the memory (reference)",
@@ -160,14 +164,29 @@ fn import_size() -> Result {
     map(address, 2 * unit, handle)
 }
 
+fn refuses_export(handle: u64) -> Result {
+    let mut descriptor = -1_i32;
+    let kind = Kind::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    gives!(
+        CUDA_ERROR_INVALID_VALUE,
+        cuMemExportToShareableHandle((&raw mut descriptor).cast(), handle, kind, 0)
+    );
+    Ok(())
+}
+
 fn import_again() -> Result {
     gpu::start()?;
     let unit = granularity()?;
     let (address, handle) = mapped(unit, true)?;
-    let imported = import(export(handle)?.as_raw_fd())?;
-    let again = import(export(imported)?.as_raw_fd())?;
+    let descriptor = export(handle)?;
+    refuses_export(import(descriptor.as_raw_fd())?)?;
+    drop(export(handle)?);
+    let mut helper = Helper::start()?;
+    helper.number(&format!("create {unit}"))?;
+    helper.ask("export")?;
+    refuses_export(import(helper.receive()?.as_raw_fd())?)?;
     let second = reserve(unit)?;
-    map(second, unit, again)?;
+    map(second, unit, import(descriptor.as_raw_fd())?)?;
     allow(second, unit, READ_WRITE)?;
     gpu::write(address, &[55_u32])?;
     gpu::expect_content(second, &[55_u32])

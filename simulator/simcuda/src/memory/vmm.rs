@@ -67,6 +67,14 @@ impl Physical {
         }
     }
 
+    /// Whether it came by a descriptor, also one of this process.
+    fn is_imported(&self) -> bool {
+        match self {
+            Self::Memory(segment) => segment.is_imported,
+            Self::Multicast(object) => object.is_imported,
+        }
+    }
+
     fn export(&self) -> Result<OwnedFd> {
         match self {
             Self::Memory(segment) => segment.export(),
@@ -272,7 +280,8 @@ pub(crate) unsafe fn cuMemGetAllocationPropertiesFromHandle(
     unsafe { write_out(out.cast::<Properties>(), properties) }
 }
 
-/// Only descriptors, and only of memory that was created for it.
+/// Only descriptors, and only of memory that was created for it, by this process: what was imported is not exported again
+/// (seen with 580.159.04).
 pub(crate) unsafe fn cuMemExportToShareableHandle(
     out: *mut c_void,
     handle: CUmemGenericAllocationHandle,
@@ -281,7 +290,8 @@ pub(crate) unsafe fn cuMemExportToShareableHandle(
 ) -> Result {
     process::machine()?;
     let object = STATE.read().handle(handle)?.object.clone();
-    if out.is_null() || flags != 0 || kind.0 != POSIX_DESCRIPTOR || object.handle_types() & kind.0 == 0 {
+    let is_descriptor = kind.0 == POSIX_DESCRIPTOR && object.handle_types() & kind.0 != 0;
+    if out.is_null() || flags != 0 || !is_descriptor || object.is_imported() {
         return Err(INVALID);
     }
     let descriptor = object.export()?;

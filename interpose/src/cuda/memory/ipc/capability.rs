@@ -238,14 +238,6 @@ impl Hold {
     pub fn of(descriptor: c_int) -> io::Result<Self> {
         Ok(Self(Kept::of(duplicate(descriptor)?)))
     }
-
-    /// One more descriptor for the program.
-    ///
-    /// # Errors
-    /// No descriptor is left, or the program has closed this one.
-    pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        if self.0.is_ours(libc::O_RDONLY) { duplicate(self.0.0) } else { Err(io::ErrorKind::NotFound.into()) }
-    }
 }
 
 impl Drop for Hold {

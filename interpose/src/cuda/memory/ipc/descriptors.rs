@@ -20,7 +20,8 @@ use crate::cuda::result::{INVALID_VALUE, OPERATING_SYSTEM, OUT_OF_MEMORY};
 use crate::cuda::stream_capture::relaxed;
 use crate::fork;
 
-/// Exports memory of the program. `Ok(None)`: there is no launcher that could pass it on, or its origin is unknown.
+/// Exports memory of the program. `Ok(None)`: there is no launcher that could pass it on, or its origin is unknown. What
+/// came from another process is not exported again, as by the driver (seen with 580.159.04).
 ///
 /// # Errors
 /// The driver's code for it.
@@ -32,10 +33,7 @@ pub(crate) fn export(allocation: Id) -> Result<Option<OwnedFd>, CUresult> {
             Err(ShareError::Failed(result)) => Err(result),
             Err(ShareError::Away | ShareError::NotYet) => Ok(None),
         },
-        Source::Shared(key) => {
-            let descriptor = fork::while_none(|| TABLE.lock().descriptor(key));
-            descriptor.map(Some).ok_or(OPERATING_SYSTEM)
-        }
+        Source::Shared(_) => Err(INVALID_VALUE),
         Source::Unknown => Ok(None),
     }
 }

@@ -16,7 +16,6 @@
 //! launcher has heard.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 
 use ckpt_protocol::agent::ShareKey as Key;
 
@@ -35,7 +34,7 @@ struct Export {
 struct Import {
     allocation: Id,
     owner: u32,
-    hold: Hold,
+    _hold: Hold,
 }
 
 /// What was exchanged. Keys are never reused.
@@ -84,7 +83,7 @@ impl Table {
 
     /// Adds imported memory, in the place of memory that has ended.
     pub fn add_import(&mut self, key: Key, allocation: Id, owner: u32, hold: Hold) {
-        self.imports.insert(key, Import { allocation, owner, hold });
+        self.imports.insert(key, Import { allocation, owner, _hold: hold });
     }
 
     /// Removes imported memory that has ended. Another import of the key stays.
@@ -92,11 +91,6 @@ impl Table {
         if self.imported(key) == Some(allocation) {
             self.imports.remove(&key);
         }
-    }
-
-    /// One more descriptor of imported memory.
-    pub fn descriptor(&self, key: Key) -> Option<OwnedFd> {
-        self.imports.get(&key)?.hold.descriptor().ok()
     }
 
     /// The process that owns imported memory.
@@ -111,7 +105,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsRawFd, OwnedFd};
     use std::time::{Duration, Instant};
 
     use super::super::capability::{Capability, Kind};
@@ -169,10 +163,10 @@ mod tests {
         let (descriptor, root) = created();
         owner.add_export(KEY, 3, root);
         importer.add_import(KEY, 5, 7, Hold::of(descriptor.as_raw_fd()).expect("held"));
+        let passed_on = descriptor.try_clone().expect("one more");
         drop(descriptor);
         assert_eq!((importer.imported(KEY), importer.owner_of(KEY)), (Some(5), Some(7)));
         assert!(importer.has_imports() && !owner.end_export(KEY));
-        let passed_on = importer.descriptor(KEY).expect("one more");
         importer.forget_import(KEY, 4);
         assert!(importer.has_imports(), "another import of the key has ended");
         importer.forget_import(KEY, 5);

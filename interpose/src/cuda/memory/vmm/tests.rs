@@ -87,7 +87,8 @@ fn handles_of_ours_are_told_from_others() {
         assert_eq!(id_of(handle_of(id)), Some(id));
         // The driver's may be numbers or addresses, of the kernel too.
         assert_eq!(id_of(id), None);
-        assert_eq!(id_of(id | 0xffff << ID_BITS), None);
+        assert_eq!(id_of(id | 0xffff << 48), None);
+        assert_eq!(id_of(handle_of(id) | REIMPORTED), Some(id));
     }
     assert_eq!(id_of(0), None);
     assert_eq!(id_of(u64::MAX), None);
@@ -165,8 +166,8 @@ fn shared_memory_stands_against_a_checkpoint_while_it_lives() {
         assert!(refused_for("cuMemExportToShareableHandle"));
         call!(cuMemUnmap(address, UNIT));
         assert!(refused_for("cuMemImportFromShareableHandle"));
-        // What is imported can be exported and used like any other.
-        drop(export(imported).expect("a descriptor"));
+        // What is imported is used like any other, but not exported.
+        assert_eq!(export(imported).map(|_| ()), Err(INVALID_VALUE));
         call!(cuMemMap(address, UNIT, 0, imported, 0));
         call!(cuMemUnmap(address, UNIT));
         call!(cuMemRelease(imported));

@@ -275,6 +275,7 @@ fn an_import_outlives_the_exporter_s_handle() {
     map(base, PAGE, imported).unwrap();
     set_access(base, PAGE, 0, 1).unwrap();
     assert_eq!(peek(base, 0), 0x5a);
+    assert_eq!(export(imported).map(|_| ()), INVALID, "it was imported");
     unmap(base, PAGE).unwrap();
     release(imported).unwrap();
     release_range(base, PAGE).unwrap();
