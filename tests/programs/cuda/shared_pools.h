@@ -17,6 +17,7 @@ struct pool_props {
 struct export_data {
     unsigned char reserved[64];
 };
+CUresult cuDriverGetVersion(int *version);
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const struct pool_props *props);
 CUresult cuMemPoolDestroy(CUmemoryPool pool);
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep_bytes);

@@ -3,13 +3,13 @@
 use std::os::fd::AsRawFd;
 
 use cuda_abi::layout::POSIX_DESCRIPTOR;
-use cuda_abi::sys::CUmemPool_attribute as A;
+use cuda_abi::sys::{self, CUmemPool_attribute as A};
 use cuda_abi::types::*;
 
 use crate::check::{Check, Result, check, expect_equal, failed, skipped};
 use crate::helper::Helper;
 use crate::pools::{self, Data};
-use crate::{ensure, gpu, ok, refuses, vmm};
+use crate::{cu, ensure, gives, gpu, ok, refuses, vmm};
 
 /// The checks of this area.
 pub const CHECKS: &[Check] = &[
@@ -45,7 +45,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "pool-ipc/statistics",
-        "an imported pool counts what this process has imported (programming guide, Stream-ordered memory)",
+        "an imported pool counts what this process has imported (programming guide, Stream-ordered memory), or does not say (580.159.04); one that can be shared has its handle types as an attribute from CUDA 13.2 on",
         statistics,
     ),
     check(
@@ -185,10 +185,27 @@ fn access() -> Result {
     gpu::write(ours, &[88_u32])
 }
 
+fn handle_types_are_known() -> Result {
+    let (pool, mut types) = (pools::create(true)?, 0_u32);
+    let attribute = A::CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES as u32;
+    if gpu::needs_driver(13020).is_err() {
+        gives!(CUDA_ERROR_INVALID_VALUE, cuMemPoolGetAttribute(pool, attribute, (&raw mut types).cast()));
+        return Ok(());
+    }
+    ok!(cuMemPoolGetAttribute(pool, attribute, (&raw mut types).cast()));
+    expect_equal("handle types", types, POSIX_DESCRIPTOR.0)
+}
+
 fn statistics() -> Result {
     let mut shared = Shared::import()?;
+    handle_types_are_known()?;
     shared.allocate("pool-allocate", 8 << 20)?;
-    let used = |pool| pools::number(pool, A::CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+    let (mut bytes, attribute) = (0_u64, A::CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+    let code = cu!(cuMemPoolGetAttribute(shared.pool, attribute as u32, (&raw mut bytes).cast()));
+    if code == sys::CUresult::CUDA_ERROR_INVALID_VALUE as u32 {
+        return Ok(());
+    }
+    let used = |pool| pools::number(pool, attribute);
     expect_equal("used before the import", used(shared.pool)?, 0)?;
     let (_, ours) = shared.open(4 << 20)?;
     let during = used(shared.pool)?;

@@ -239,9 +239,16 @@ enum Value {
     Bytes(u64),
 }
 
+/// The driver API with which the attributes from 9 on came: CUDA 13.2's cuda.h is the first to have them. CUDA 13.0's driver
+/// refuses them (seen with 580.159.04).
+const FIRST_WITH_PROPERTIES: i32 = 13020;
+
 impl Pool {
-    fn attribute(&self, attribute: CUmemPool_attribute) -> Option<Value> {
+    /// What an imported pool has, the driver does not say (seen with 580.159.04, of `USED_MEM_CURRENT`).
+    fn attribute(&self, attribute: CUmemPool_attribute, driver: i32) -> Option<Value> {
         Some(match attribute {
+            9.. if driver < FIRST_WITH_PROPERTIES => return None,
+            5..=8 if self.origin.is_some() => return None,
             1..=3 => Value::Int(self.reuse[attribute as usize - 1]),
             4 => Value::Bytes(self.release_threshold_bytes),
             5 => Value::Bytes(self.reserved.current_bytes),
@@ -266,7 +273,8 @@ pub(crate) unsafe fn cuMemPoolGetAttribute(
     out: *mut c_void,
 ) -> Result {
     process::machine()?;
-    let value = STATE.write().pools.get(pool as usize)?.attribute(attribute).ok_or(INVALID)?;
+    let driver = process::release()?.cuda_version;
+    let value = STATE.write().pools.get(pool as usize)?.attribute(attribute, driver).ok_or(INVALID)?;
     match value {
         // SAFETY: the caller's out parameter is of the attribute's type.
         Value::Int(value) => unsafe { write_out(out.cast(), value) },

@@ -168,7 +168,9 @@ fn what_exceeds_the_threshold_goes_back_at_a_synchronisation() {
     assert_eq!(set_attribute(pool, 5, 0), INVALID);
     set_attribute(pool, 6, 0).unwrap();
     assert_eq!(attribute(pool, 6), Ok(0));
-    assert_eq!(attribute(pool, 99).map(|_| ()), INVALID);
+    for unknown in [9, 10, 14, 99] {
+        assert_eq!(attribute(pool, unknown).map(|_| ()), INVALID, "{unknown}");
+    }
     // SAFETY: the pool is this test's.
     unsafe { cuMemPoolDestroy(pool) }.unwrap();
     assert_eq!(attribute(pool, 5).map(|_| ()), INVALID);

@@ -239,6 +239,11 @@ fn a_pool_is_shared_within_its_rules() {
     let of_other = imported(exported(other).unwrap()).unwrap();
     assert_eq!(opened(of_other, &data).map(|_| ()), INVALID, "another pool's");
     assert_eq!(taken_from(first, 512).map(|_| ()), INVALID);
+    let used = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT as u32;
+    let mut bytes = 0_u64;
+    // SAFETY: `bytes` is a local variable.
+    let answer = unsafe { cuMemPoolGetAttribute(first, used, (&raw mut bytes).cast()) };
+    assert_eq!(answer, INVALID, "what an imported pool has");
     let here = opened(first, &data).unwrap();
     crate::stream::synchronize_context(&context).unwrap();
     poke(here + 7, 0, 0x55);
