@@ -117,7 +117,7 @@ static void create(struct piece *piece) {
     CHECK(unmap(scratch, piece->granules));
 }
 
-/* A handle without references is none. */
+/* A handle without references is not used: NVIDIA's driver does not check it. */
 static void act(void) {
     struct piece *piece = &pieces[below(PIECES)];
     unsigned slot = below(SLOTS - LARGEST), length = min(1 + below(LARGEST), SLOTS - LARGEST - slot);
@@ -127,8 +127,10 @@ static void act(void) {
     }
     switch (below(8)) {
     case 0:
-        EXPECT(cuMemRelease(piece->handle), piece->references ? 0 : INVALID_VALUE);
-        piece->references -= piece->references > 0;
+        if (piece->references > 0) {
+            CHECK(cuMemRelease(piece->handle));
+            piece->references--;
+        }
         break;
     case 1: {
         CUmemGenericAllocationHandle handle;
@@ -142,13 +144,17 @@ static void act(void) {
     }
     case 2:
     case 3: {
-        int is_right = piece->references && length <= piece->granules && is_free(slot, length);
-        EXPECT(map(piece, slot, length), is_right ? 0 : INVALID_VALUE);
+        int is_right = length <= piece->granules && is_free(slot, length);
+        if (piece->references > 0) {
+            EXPECT(map(piece, slot, length) == 0, is_right);
+        }
         break;
     }
     case 4: {
-        int is_right = is_whole(slot, length);
-        EXPECT(unmap(slot, length), is_right ? 0 : INVALID_VALUE);
+        /* Where nothing is mapped, drivers differ. */
+        if (!is_free(slot, length)) {
+            EXPECT(unmap(slot, length) == 0, is_whole(slot, length));
+        }
         break;
     }
     case 5: {
@@ -164,11 +170,12 @@ static void act(void) {
     default: {
         struct allocation_prop prop;
         int descriptor;
-        EXPECT(cuMemGetAllocationPropertiesFromHandle(&prop, piece->handle), piece->references ? 0 : INVALID_VALUE);
-        if (piece->references) {
-            EXPECT(prop.handle_types, 0);
-            EXPECT(prop.location.id, 0);
+        if (piece->references == 0) {
+            break;
         }
+        CHECK(cuMemGetAllocationPropertiesFromHandle(&prop, piece->handle));
+        EXPECT(prop.handle_types, 0);
+        EXPECT(prop.location.id, 0);
         /* It was not created for that. */
         EXPECT(cuMemExportToShareableHandle(&descriptor, piece->handle, 1, 0), INVALID_VALUE);
     }

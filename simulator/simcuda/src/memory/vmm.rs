@@ -28,6 +28,8 @@ const FABRIC: u32 = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
 pub(super) const ALL_HANDLE_TYPES: u32 = 2 * FABRIC - 1;
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+/// The answer to an address that is not aligned, and to more than the memory has (seen with 580.159.04).
+const BAD_PLACE: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
 
 /// A handle of cuMemCreate, cuMemImportFromShareableHandle or cuMemRetainAllocationHandle. The memory behind
 /// it lives until the last reference is released and it is mapped nowhere.
@@ -356,9 +358,11 @@ pub(crate) unsafe fn cuMemMap(
 ) -> Result {
     process::machine()?;
     let len = size_bytes as u64;
-    let is_aligned = start.is_multiple_of(PAGE_BYTES) && len > 0 && len.is_multiple_of(PAGE_BYTES);
-    if !is_aligned || offset != 0 || flags != 0 {
+    if len == 0 || offset != 0 || flags != 0 {
         return Err(INVALID);
+    }
+    if !start.is_multiple_of(PAGE_BYTES) || !len.is_multiple_of(PAGE_BYTES) {
+        return Err(BAD_PLACE);
     }
     let object = STATE.read().handle(handle)?.object.clone();
     if let Physical::Multicast(object) = &object {
@@ -370,8 +374,11 @@ pub(crate) unsafe fn cuMemMap(
     state.reservation_around(start, len)?;
     let is_taken =
         state.mapping_at(start).is_some() || state.mappings.range(start..start + len).next().is_some();
-    if len > object.size_bytes() || is_taken {
+    if is_taken {
         return Err(INVALID);
+    }
+    if len > object.size_bytes() {
+        return Err(BAD_PLACE);
     }
     let target = match object {
         Physical::Memory(segment) => Target::Device { segment, offset: 0 },

@@ -200,7 +200,7 @@ impl Model {
         let size = self.handles.get(&handle).map(|(_, size)| *size);
         let is_free = target.as_ref().is_some_and(|target| target.iter().all(Option::is_none));
         let is_allowed = skew == 0 && pages > 0 && is_free && size.is_some_and(|size| pages <= size);
-        assert_eq!(map(address, pages * PAGE, handle), if is_allowed { Ok(()) } else { INVALID });
+        assert_eq!(map(address, pages * PAGE, handle).is_ok(), is_allowed);
         let Some(target) = target.filter(|_| is_allowed) else { return };
         self.mappings += 1;
         for (number, page) in target.iter_mut().enumerate() {
