@@ -36,7 +36,6 @@ pub const CHECKS: &[Check] = &[
         "cuDevicePrimaryCtxReset destroys what the context held (reference)",
         reset,
     ),
-    check("context/destroyed-handle", "a destroyed context cannot be made current", destroyed_handle),
     check(
         "context/destroyed-elsewhere",
         "a context that is destroyed while current to another thread is an error there (reference, cuCtxDestroy)",
@@ -168,15 +167,6 @@ fn reset() -> Result {
     ok!(cuCtxSetCurrent(again));
     refuses!(cuMemFree_v2(address));
     gpu::alloc(1 << 20).map(|_| ())
-}
-
-fn destroyed_handle() -> Result {
-    ok!(cuInit(0));
-    let context = create_context()?;
-    ok!(cuCtxDestroy_v2(context));
-    gives!(CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_CONTEXT_IS_DESTROYED, cuCtxSetCurrent(context));
-    gives!(CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_CONTEXT_IS_DESTROYED, cuCtxDestroy_v2(context));
-    Ok(())
 }
 
 fn destroyed_elsewhere() -> Result {

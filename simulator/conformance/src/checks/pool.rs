@@ -13,7 +13,11 @@ pub const CHECKS: &[Check] = &[
         "memory of cuMemAllocAsync is used in stream order and freed (reference)",
         round_trip,
     ),
-    check("pool/zero-bytes", "cuMemAllocAsync of 0 bytes is CUDA_ERROR_INVALID_VALUE", zero_bytes),
+    check(
+        "pool/zero-bytes",
+        "cuMemAllocAsync of 0 bytes is CUDA_ERROR_INVALID_VALUE, or gives nothing to be used (580.159.04)",
+        zero_bytes,
+    ),
     check("pool/double-free", "freeing twice is CUDA_ERROR_INVALID_VALUE", double_free),
     check("pool/plain-free", "cuMemFree frees memory of cuMemAllocAsync (reference)", plain_free),
     check("pool/free-plain", "cuMemFreeAsync frees memory of cuMemAlloc (reference)", free_plain),
@@ -90,7 +94,10 @@ fn round_trip() -> Result {
 fn zero_bytes() -> Result {
     gpu::start()?;
     let (stream, mut address) = (gpu::stream()?, 0);
-    gives!(CUDA_ERROR_INVALID_VALUE, cuMemAllocAsync(&raw mut address, 0, stream));
+    gives!(CUDA_SUCCESS | CUDA_ERROR_INVALID_VALUE, cuMemAllocAsync(&raw mut address, 0, stream));
+    ok!(cuMemAllocAsync(&raw mut address, 4096, stream));
+    ok!(cuMemFreeAsync(address, stream));
+    ok!(cuStreamSynchronize(stream));
     Ok(())
 }
 
