@@ -56,8 +56,12 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
     unsafe { write_out(out, address.map_or(std::ptr::null_mut(), <*const c_void>::cast_mut)) }
 }
 
+/// The first release that refuses versions of which it cannot know, as 99000 (seen with 580.159.04; 575 and 570 are not
+/// known). Which ones are refused is inferred: those of a later CUDA with another first number, and those below 0.
+const FIRST_WITH_LIMIT: u32 = 580;
+
 /// The address of a name, and the status. A version above the driver's, or below 0, counts as the driver's (measured with
-/// NVIDIA's driver 550.163).
+/// NVIDIA's driver 550.163), unless it is refused.
 ///
 /// # Safety
 /// `symbol` is NULL or a NUL-terminated name.
@@ -68,7 +72,12 @@ unsafe fn find(symbol: *const c_char, version: i32, flags: u64) -> Result<(Optio
     }
     // SAFETY: not NULL, and the caller vouches for the rest.
     let name = unsafe { CStr::from_ptr(symbol) }.to_str().map_err(|_| INVALID)?;
-    let driver = process::release()?.cuda_version.unsigned_abs();
+    let release = process::release()?;
+    let driver = release.cuda_version.unsigned_abs();
+    let is_unknown = u32::try_from(version).map_or(true, |version| version / 1000 > driver / 1000);
+    if release.branch >= FIRST_WITH_LIMIT && is_unknown {
+        return Err(INVALID);
+    }
     let version = u32::try_from(version).map_or(driver, |version| version.min(driver));
     Ok(match lookup(name, version, flags & PER_THREAD != 0) {
         Lookup::Found(symbol) => (exports::address(symbol), Status::CU_GET_PROC_ADDRESS_SUCCESS),
