@@ -32,6 +32,9 @@ pub const RELEASES: [Release; 6] = [
 
 const DEFAULT: Release = Release { branch: 580, cuda_version: 13000, version: "580.95.05" };
 
+/// The first release that behaves as 580.159.04 was seen to; earlier ones behave as is reported of them.
+const FIRST_AS_SEEN: u32 = 580;
+
 /// The first release whose restore takes pairs of GPUs.
 const FIRST_WITH_PAIRS: u32 = 580;
 
@@ -46,6 +49,13 @@ impl Release {
             RELEASES.iter().find(|release| release.branch == branch)
         };
         crate::config::variable("SIMCUDA_DRIVER", &DEFAULT, found)
+    }
+
+    /// Whether it behaves as release 580 was seen to on a GPU: its lock needs no context, a checkpoint leaves
+    /// placeholders in the address ranges, and takes memory that was exported by CUDA IPC, of which only the restore fails.
+    #[must_use]
+    pub fn is_as_seen(&self) -> bool {
+        self.branch >= FIRST_AS_SEEN
     }
 
     /// Whether a restore takes pairs of GPUs.

@@ -12,7 +12,7 @@ pub enum MemoryError {
     #[error("lost the connection to the launcher")]
     LauncherLost,
     #[error(
-        "it has begun to share more device memory than it had announced for this checkpoint; the next one has room for that"
+        "it has begun to share more device memory, or created more memory of the host with cuMemCreate, than it had announced for this checkpoint; the next one has room for that"
     )]
     SharedTooLate,
     #[error("a process that it shares device memory with was not drained")]

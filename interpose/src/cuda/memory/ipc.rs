@@ -365,7 +365,7 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
 
 /// Checks that all memory that others may have, or that is bound to multicast objects, is among the physical allocations
 /// that leave the device: the driver would put it back as memory of this process alone (observed of r615). Multicast objects
-/// themselves have left it.
+/// themselves have left it. Nor may memory of the host stay, which the driver does not bring back (seen with 580.159.04).
 ///
 /// # Errors
 /// Some of it has no room in the mirror, since it was shared after the mirror was asked for.
@@ -374,7 +374,9 @@ pub(crate) fn check_all_leave(leaving: &[Id]) -> Result<(), MemoryError> {
     let registry = physical::registry();
     let mut all = registry.allocations.iter().filter(|(_, allocation)| allocation.team.is_none());
     let stays = all.any(|(id, allocation)| {
-        (published.contains_key(id) || allocation.bound > 0) && leaving.binary_search(id).is_err()
+        let is_of_host = matches!(allocation.source, Source::Created(properties) if properties.is_of_host());
+        let has_to_leave = published.contains_key(id) || allocation.bound > 0 || is_of_host;
+        has_to_leave && leaving.binary_search(id).is_err()
     });
     if stays { Err(MemoryError::SharedTooLate) } else { Ok(()) }
 }

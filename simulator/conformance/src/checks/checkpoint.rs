@@ -29,7 +29,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "checkpoint/lock-needs-a-context",
-        "without a context the lock is CUDA_ERROR_NOT_INITIALIZED (source: llm-d-rl-time-slicing issue 148)",
+        "without a context the lock is CUDA_ERROR_NOT_INITIALIZED (source: llm-d-rl-time-slicing issue 148), or succeeds (580.159.04)",
         lock_needs_a_context,
     ),
     check(
@@ -82,12 +82,12 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "checkpoint/managed-memory",
-        "managed memory makes it fail; the process stays locked and intact",
+        "managed memory makes it fail; the process stays locked and intact; once it is freed, the next one succeeds or is CUDA_ERROR_UNKNOWN (580.159.04)",
         managed_memory,
     ),
     check(
         "checkpoint/cupti",
-        "while CUPTI is attached a checkpoint is refused, and the process runs on (source: cuda-checkpoint issue 15)",
+        "while CUPTI is attached a checkpoint is refused, and the process runs on (source: cuda-checkpoint issue 15); its state is not told either (580.159.04)",
         cupti,
     ),
     check(
@@ -100,7 +100,11 @@ pub const CHECKS: &[Check] = &[
         "under MPS a checkpoint is refused, and the process runs on (source: plugins/cuda of CRIU)",
         mps,
     ),
-    check("checkpoint/ipc", "memory that another process has opened by IPC makes it fail, without harm", ipc),
+    check(
+        "checkpoint/ipc",
+        "memory that another process has opened by IPC makes it fail, without harm, or the restore is CUDA_ERROR_INVALID_VALUE (580.159.04)",
+        ipc,
+    ),
     check(
         "checkpoint/multicast-hangs",
         "a process that holds a multicast object is never checkpointed: the call hangs (source: nccl pull request 2340)",
@@ -202,14 +206,19 @@ fn lock_needs_a_context() -> Result {
     let (mut device, mut context) = (0, std::ptr::null_mut());
     ok!(cuInit(0));
     ok!(cuDeviceGet(&raw mut device, 0));
-    let without = gpu::name_of(try_lock(me(), 1000)?);
-    expect_equal("the lock", without, "CUDA_ERROR_NOT_INITIALIZED".into())?;
-    expect_state("running")?;
+    lock_without_a_context()?;
     ok!(cuDevicePrimaryCtxRetain(&raw mut context, device));
     cycle(me())?;
     ok!(cuDevicePrimaryCtxRelease_v2(device));
-    let released = gpu::name_of(try_lock(me(), 1000)?);
-    expect_equal("the lock after its release", released, "CUDA_ERROR_NOT_INITIALIZED".into())
+    lock_without_a_context()
+}
+
+fn lock_without_a_context() -> Result {
+    match try_lock(me(), 1000)? {
+        0 => unlock(me())?,
+        code => expect_equal("the lock", gpu::name_of(code), "CUDA_ERROR_NOT_INITIALIZED".into())?,
+    }
+    expect_state("running")
 }
 
 fn wrong_state() -> Result {
@@ -450,22 +459,31 @@ fn managed_memory() -> Result {
     unlock(me())?;
     gpu::expect_content(address, &[5_u32])?;
     ok!(cuMemFree_v2(managed));
-    cycle(me())
+    lock(me())?;
+    gives!(CUDA_SUCCESS | CUDA_ERROR_UNKNOWN, cuCheckpointProcessCheckpoint(me(), std::ptr::null_mut()));
+    if state(me())? == "checkpointed" {
+        restore(me())?;
+    }
+    unlock(me())?;
+    gpu::expect_content(address, &[5_u32])
 }
 
+/// By the PID, since the process is lost if its restore fails.
 fn ipc() -> Result {
     start()?;
-    let mut handle = CUipcMemHandle { reserved: [0; 64] };
-    let address = gpu::upload(&[6_u32; 1024])?;
-    ok!(cuIpcGetMemHandle(&raw mut handle, address));
-    let mut helper = Helper::start()?;
-    helper.number(&format!("ipc-open {}", crate::roles::hex_of(&handle)))?;
-    lock(me())?;
-    let code = cu!(cuCheckpointProcessCheckpoint(me(), std::ptr::null_mut()));
-    ensure!(code != 0, "a checkpoint with memory that another process has open succeeded");
-    expect_state("locked")?;
-    unlock(me())?;
-    gpu::expect_content(address, &[6_u32; 1024])
+    let (mut owner, address) = victim()?;
+    let handle = owner.ask(&format!("ipc-get {address}"))?;
+    let mut opener = Helper::start()?;
+    opener.number(&format!("ipc-open {handle}"))?;
+    let pid = owner.pid();
+    lock(pid)?;
+    if cu!(cuCheckpointProcessCheckpoint(pid, std::ptr::null_mut())) == 0 {
+        gives!(CUDA_ERROR_INVALID_VALUE, cuCheckpointProcessRestore(pid, std::ptr::null_mut()));
+        return owner.kill();
+    }
+    expect_equal("its state", state(pid)?, "locked")?;
+    unlock(pid)?;
+    expect_equal("its content", owner.number(&format!("read {address}"))?, 4711)
 }
 
 fn unmapped_range() -> Result {
@@ -500,7 +518,9 @@ fn is_refused() -> Result {
         refuses!(cuCheckpointProcessCheckpoint(me(), std::ptr::null_mut()));
         unlock(me())?;
     }
-    expect_state("running")?;
+    let mut state = 0;
+    gives!(CUDA_SUCCESS | CUDA_ERROR_NOT_SUPPORTED, cuCheckpointProcessGetState(me(), &raw mut state));
+    expect_equal("state", state, 0)?;
     gpu::alloc(4096).map(|_| ())
 }
 

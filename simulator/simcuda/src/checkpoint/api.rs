@@ -8,7 +8,7 @@ use cuda_abi::types::{
 
 use super::remote::{self, Target};
 use super::wire::{MAX_PAIRS, Operation, Pair};
-use super::{control, state};
+use super::{control, state, tools};
 use crate::error::{Result, write_out};
 use crate::process;
 
@@ -46,6 +46,10 @@ impl Process {
 
 pub(crate) unsafe fn cuCheckpointProcessGetState(pid: i32, out: *mut CUprocessState) -> Result {
     let state = match Process::of(pid)? {
+        // Seen with 580.159.04. Of another process it is not known, and not simulated.
+        Process::Own if process::release()?.is_as_seen() && tools::cupti_is_attached() => {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
         Process::Own => state::current(),
         Process::Other(target) => target.state()?,
     };

@@ -9,17 +9,18 @@
 //!   cuInit                                       failed (for good)
 //! ```
 //!
-//! A lock that times out leaves the process running, a checkpoint that is refused leaves it locked. The names are
+//! A lock that times out leaves the process running, a checkpoint that is refused leaves it locked. Some checkpoints succeed of
+//! which the restore fails ([`memory::detach`]). The names are
 //! those of `CUprocessState` (CUDA driver API reference, "CUDA Checkpointing").
 
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use cuda_abi::sys::{CUprocessState, CUresult};
 use parking_lot::Mutex;
-use simcuda_machine::DumpBlockers;
 use simcuda_machine::config::Config;
+use simcuda_machine::DumpBlockers;
 
 use super::lock::GATE;
 use super::restored::{self, Restored};
@@ -59,6 +60,11 @@ static OPERATION: Mutex<Option<Hold>> = Mutex::new(None);
 /// Beside the lock, so that an operation that takes its time does not block queries.
 static STATE: AtomicU32 = AtomicU32::new(State::Running as u32);
 
+/// A checkpoint was refused for managed memory: later ones fail too, also without any (seen with 580.159.04).
+static REFUSED_MANAGED: AtomicBool = AtomicBool::new(false);
+/// What the next restore fails with.
+static DOOM: Mutex<Option<CUresult>> = Mutex::new(None);
+
 /// Polling interval of a waiting lock for the end of its caller.
 const CALLER_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -96,7 +102,7 @@ pub(super) fn carry_out(operation: &Operation, wanted: &dyn Fn() -> bool) -> Res
 fn lock_process(timeout_ms: u32, wanted: &dyn Fn() -> bool) -> Result {
     expect(State::Running)?;
     // "initialization error" (llm-d-rl-time-slicing issue 148).
-    if context::all().is_empty() {
+    if !process::release()?.is_as_seen() && context::all().is_empty() {
         return Err(CUresult::CUDA_ERROR_NOT_INITIALIZED);
     }
     // Which error the driver has for these is not known; that it has one is (cuda-checkpoint issue 15; CRIU's plugin).
@@ -134,7 +140,14 @@ fn checkpoint(hold: &mut Option<Hold>) -> Result {
     if process::machine()?.config.is_mig {
         return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     }
-    memory::detach()?;
+    if memory::has_managed() {
+        REFUSED_MANAGED.store(true, Ordering::Relaxed);
+        return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+    if REFUSED_MANAGED.load(Ordering::Relaxed) {
+        return Err(CUresult::CUDA_ERROR_UNKNOWN);
+    }
+    *DOOM.lock() = memory::detach()?;
     release(hold);
     nvml::let_go();
     advance(State::Checkpointed);
@@ -149,8 +162,9 @@ fn restore(hold: &mut Option<Hold>, map: &[Pair]) -> Result {
     expect(State::Checkpointed)?;
     let plan = pairs::plan(map)?;
     let config = &process::machine()?.config;
-    let attached = plan
-        .carry_out()
+    let doom = DOOM.lock().map_or(Ok(()), Err);
+    let attached = doom
+        .and_then(|()| plan.carry_out())
         .and_then(|()| {
             acquire(hold, config, true).map_err(|error| {
                 eprintln!("simcuda: {error}");

@@ -8,6 +8,7 @@ use super::segment::Segment;
 use super::space::{Access, Reserved, Right, Target, show_to_host};
 use super::state::{Allocation, AllocationKind, STATE, State};
 use crate::error::Result;
+use crate::process;
 
 impl State {
     /// Every segment that is referred to by anything, once.
@@ -41,40 +42,64 @@ impl State {
         of_blocks.chain(of_pools).chain(self.reservations.values())
     }
 
+    fn any(&self, of: impl Fn(&Allocation) -> bool) -> bool {
+        self.allocations.values().chain(self.freed_in_order.values()).any(of)
+    }
+
     /// Whether something is alive that the driver's checkpoint cannot take away: managed memory, or memory
-    /// that another process shares. An exported descriptor is no obstacle.
-    fn cannot_detach(&self) -> bool {
+    /// of another process. An exported descriptor is no obstacle.
+    fn cannot_detach(&self, is_as_seen: bool) -> bool {
         let is_obstacle = |allocation: &Allocation| {
-            allocation.is_exported
+            allocation.is_exported && !is_as_seen
                 || matches!(allocation.kind, AllocationKind::Managed(_) | AllocationKind::Imported { .. })
         };
         // A pool as such is treated like the memory in it; what the driver does is not known.
         self.pools.is_any_shared()
-            || self.allocations.values().chain(self.freed_in_order.values()).any(is_obstacle)
+            || self.any(is_obstacle)
             || self.segments().iter().any(|segment| segment.is_imported)
+    }
+
+    /// What the restore will fail with, if the driver takes something away that it does not bring back (seen with
+    /// 580.159.04): memory that another process has opened by CUDA IPC, here all for which there is a handle, and memory of
+    /// the host from cuMemCreate, here also where it is not mapped.
+    fn doom(&self) -> Option<CUresult> {
+        if self.any(|allocation| allocation.is_exported) {
+            return Some(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        let has_host_memory = self.segments().iter().any(|segment| segment.location.device().is_none());
+        has_host_memory.then_some(CUresult::CUDA_ERROR_UNKNOWN)
     }
 }
 
-/// Takes all device memory of the process off the devices: contents go to host memory, mappings and the
-/// address ranges themselves are unmapped until [`attach`]. All work must be done, and
-/// calls locked out.
+/// Whether there is managed memory.
+pub(crate) fn has_managed() -> bool {
+    STATE.read().any(|allocation| matches!(allocation.kind, AllocationKind::Managed(_)))
+}
+
+/// Takes all device memory of the process off the devices: contents go to host memory, mappings are unmapped until
+/// [`attach`]. So are the address ranges themselves, or placeholders lie there: release 580 was seen to keep them. All work
+/// must be done, and calls locked out. Returns what the restore has to fail with.
 ///
 /// # Errors
 /// `CUDA_ERROR_NOT_SUPPORTED` for live IPC or managed memory, `CUDA_ERROR_OUT_OF_MEMORY` if the host has too
 /// little; everything is as before then.
-pub(crate) fn detach() -> Result {
+pub(crate) fn detach() -> Result<Option<CUresult>> {
+    let is_as_seen = process::release()?.is_as_seen();
     let state = STATE.write();
-    if state.cannot_detach() {
+    if state.cannot_detach(is_as_seen) {
         return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
     }
     let segments = state.segments();
     let saved: Vec<_> = segments.iter().map(|segment| segment.save()).collect::<Result<_>>()?;
     // The host's view of a segment is a hold on it, which goes with the range.
-    state.ranges().for_each(Reserved::open_hole);
+    match is_as_seen {
+        true => state.ranges().try_for_each(Reserved::hold_place)?,
+        false => state.ranges().for_each(Reserved::open_hole),
+    }
     for (segment, saved) in segments.iter().zip(saved) {
         segment.leave_device(saved);
     }
-    Ok(())
+    Ok(state.doom())
 }
 
 /// Undoes [`detach`] at the same addresses, over whatever lies there now.

@@ -41,7 +41,7 @@ pub(crate) use alloc::{
     allocate_internal, context_created, context_destroyed, cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemFree_v2,
     cuMemGetAddressRange_v2, cuMemGetInfo_v2, free_internal,
 };
-pub(crate) use detach::{attach, detach};
+pub(crate) use detach::{attach, detach, has_managed};
 pub(crate) use device_file::DeviceFiles;
 pub(crate) use host::{
     cuMemAllocHost_v2, cuMemFreeHost, cuMemHostAlloc, cuMemHostGetDevicePointer_v2, cuMemHostGetFlags,

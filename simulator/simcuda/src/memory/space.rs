@@ -54,6 +54,14 @@ impl Reserved {
         unmap(self.start, self.len);
     }
 
+    /// Leaves a placeholder in the range: it is not free, and shows nothing.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the kernel refuses.
+    pub(super) fn hold_place(&self) -> Result {
+        hide_from_host(self.start, self.len)
+    }
+
     /// Maps the range again, over any mapping that is there by now: the real driver does not check either.
     ///
     /// # Errors

@@ -115,7 +115,7 @@ fn a_life_through_an_image() {
     let pid = subject.pid;
     assert_ne!(pid, old_pid, "it has its old PID in its own namespace only");
     assert_eq!(caller.ask(&format!("state {pid}")), CHECKPOINTED);
-    assert!(!is_mapped(pid, address));
+    assert!(is_mapped(pid, address), "a placeholder is in the image too");
     assert_eq!(subject.ask("state"), CHECKPOINTED);
     assert_eq!(caller.call(&format!("restore {pid}")), SUCCESS);
     assert_eq!(dump_blockers(pid), (true, true));

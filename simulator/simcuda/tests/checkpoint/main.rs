@@ -8,8 +8,8 @@ mod puppet;
 
 use puppet::{
     CHECKPOINTED, FAILED, ILLEGAL_STATE, INVALID_VALUE, LOCKED, Machine, NOT_INITIALIZED, NOT_READY,
-    NOT_SUPPORTED, OPERATING_SYSTEM, OUT_OF_MEMORY, Puppet, RUNNING, SUCCESS, dump_blockers, has_control,
-    is_mapped,
+    NOT_SUPPORTED, OPERATING_SYSTEM, OUT_OF_MEMORY, Puppet, RUNNING, SUCCESS, UNKNOWN, dump_blockers,
+    has_control, is_mapped,
 };
 
 /// Allocates a block filled by its seed; its address.
@@ -32,7 +32,7 @@ fn a_process_does_it_to_itself() {
     assert!(is_mapped(puppet.pid, address));
     assert_eq!(puppet.call("checkpoint"), SUCCESS);
     assert_eq!(puppet.ask("state"), CHECKPOINTED);
-    assert!(!is_mapped(puppet.pid, address), "the device's address range is unmapped");
+    assert!(is_mapped(puppet.pid, address), "a placeholder lies at the device's addresses");
     assert_eq!(dump_blockers(puppet.pid), (false, false));
     assert_eq!(puppet.call("restore"), SUCCESS);
     assert_eq!(puppet.ask("state"), LOCKED);
@@ -57,7 +57,7 @@ fn a_process_does_it_to_another_and_more_than_once() {
         assert_eq!(caller.ask(&format!("state {pid}")), LOCKED);
         assert_eq!(caller.call(&format!("checkpoint {pid}")), SUCCESS);
         assert_eq!(caller.ask(&format!("state {pid}")), CHECKPOINTED);
-        assert!(!is_mapped(pid, address));
+        assert!(is_mapped(pid, address));
         assert_eq!(caller.call(&format!("restore {pid}")), SUCCESS);
         assert_eq!(caller.call(&format!("unlock {pid}")), SUCCESS);
         assert!(is_mapped(pid, address));
@@ -261,7 +261,19 @@ fn managed_memory_is_refused_and_nothing_is_harmed() {
     assert_eq!(puppet.ask("check 0 1"), "0 same");
     assert_eq!(puppet.call("free 1"), SUCCESS);
     assert_eq!(puppet.call("lock 0 300000"), SUCCESS);
-    assert_eq!(puppet.call("checkpoint"), SUCCESS);
+    assert_eq!(puppet.call("checkpoint"), UNKNOWN, "also without managed memory");
+    assert_eq!(puppet.call("unlock"), SUCCESS);
+    assert_eq!(puppet.ask("check 0 1"), "0 same");
+}
+
+#[test]
+fn a_lock_needs_a_context_before_580() {
+    let machine = Machine::new();
+    for (release, result) in [("575", NOT_INITIALIZED), ("580", SUCCESS)] {
+        let mut puppet = machine.puppet_with(&[("SIMCUDA_DRIVER", release)]);
+        assert_eq!(puppet.call("init-only"), SUCCESS);
+        assert_eq!(puppet.call("lock 0 300000"), result, "{release}");
+    }
 }
 
 #[test]
@@ -294,6 +306,12 @@ fn a_restore_without_enough_memory_fails_for_good() {
 fn memory_in_the_hole_is_overwritten() {
     let machine = Machine::new();
     let mut puppet = machine.initialised();
+    alloc(&mut puppet, 0, 2 << 20, 4);
+    assert_eq!(puppet.call("lock 0 300000"), SUCCESS);
+    assert_eq!(puppet.call("checkpoint"), SUCCESS);
+    assert_eq!(puppet.ask("squat 0"), "0", "a placeholder has the address");
+    drop(puppet);
+    let mut puppet = machine.initialised_with(&[("SIMCUDA_DRIVER", "575")]);
     alloc(&mut puppet, 0, 2 << 20, 4);
     assert_eq!(puppet.ask("squat 0"), "0", "the address is taken");
     assert_eq!(puppet.call("lock 0 300000"), SUCCESS);

@@ -24,6 +24,7 @@ pub const OPERATING_SYSTEM: i32 = 304;
 pub const ILLEGAL_STATE: i32 = 401;
 pub const NOT_READY: i32 = 600;
 pub const NOT_SUPPORTED: i32 = 801;
+pub const UNKNOWN: i32 = 999;
 
 /// What cuCheckpointProcessGetState answers.
 pub const RUNNING: &str = "0 0";
@@ -54,6 +55,11 @@ impl Machine {
 
     pub fn puppet(&self) -> Puppet {
         self.start(&[])
+    }
+
+    /// A puppet with these variables, without a context.
+    pub fn puppet_with(&self, environment: &[(&str, &str)]) -> Puppet {
+        self.start(environment)
     }
 
     /// A puppet to which the kernel refuses what sandboxes tend to refuse, with a context.

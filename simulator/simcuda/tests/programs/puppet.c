@@ -250,6 +250,8 @@ static void memory_command(const char *word, long first, long second, long third
         if (!result) result = cuCtxCreate_(&context, 0, 0);
         if (!result) result = cuStreamCreate_(&stream, 1);
         say("init %d", result);
+    } else if (!strcmp(word, "init-only")) {
+        say("init-only %d", cuInit_(0));
     } else if (!strcmp(word, "alloc")) {
         blocks[first].size = second;
         int result = cuMemAlloc_(&blocks[first].address, second);
