@@ -56,6 +56,8 @@ impl Gpu {
         }
         command.env("LD_LIBRARY_PATH", libcuda_dir()).env("SIMCUDA_DIR", self.directory.path());
         command.env("CKPT_TEST_DEVICE_FILES", self.device_files(self.directory.path()));
+        // So that simcuda's files of capabilities of MIG count as those below /dev.
+        command.env("CKPT_TEST_DEVICES", format!("{}/", self.directory.path().display()));
         command
     }
 

@@ -18,6 +18,18 @@ pub fn open(machine: &Path, ordinal: usize) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
+/// Opens the files that stand for `/dev/nvidia-caps/nvidia-cap1` and `nvidia-cap2`, the rights to configure and to watch MIG:
+/// every process with a context has them open, on a whole GPU too (seen with 580.159.04).
+///
+/// # Errors
+/// The kernel's.
+pub fn open_capabilities(machine: &Path) -> io::Result<[File; 2]> {
+    let directory = machine.join("nvidia-caps");
+    std::fs::create_dir_all(&directory)?;
+    let open = |name| OpenOptions::new().write(true).create(true).truncate(false).open(directory.join(name));
+    Ok([open("nvidia-cap1")?, open("nvidia-cap2")?])
+}
+
 /// Whether nothing else has the file open: the kernel grants a lease for writing only then (fcntl(2), F_SETLEASE).
 ///
 /// # Errors

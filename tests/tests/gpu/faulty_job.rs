@@ -56,7 +56,10 @@ impl Job {
     /// Runs it on the GPUs of another directory, which it may share with other jobs.
     pub fn on_machine(self, machine: &Path) -> Self {
         let files = self.gpu.device_files(machine);
-        self.with("SIMCUDA_DIR", machine.to_str().expect("text")).with("CKPT_TEST_DEVICE_FILES", &files)
+        let machine = machine.to_str().expect("text");
+        self.with("SIMCUDA_DIR", machine)
+            .with("CKPT_TEST_DEVICE_FILES", &files)
+            .with("CKPT_TEST_DEVICES", &format!("{machine}/"))
     }
 
     pub fn with_options(mut self, options: &[&'static str]) -> Self {

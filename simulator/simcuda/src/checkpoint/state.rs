@@ -13,6 +13,7 @@
 //! which the restore fails ([`memory::detach`]). The names are
 //! those of `CUprocessState` (CUDA driver API reference, "CUDA Checkpointing").
 
+use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 use cuda_abi::sys::{CUprocessState, CUresult};
 use parking_lot::Mutex;
 use simcuda_machine::config::Config;
-use simcuda_machine::DumpBlockers;
+use simcuda_machine::{DumpBlockers, device_file};
 
 use super::lock::GATE;
 use super::restored::{self, Restored};
@@ -51,6 +52,7 @@ impl State {
 /// What a process with driver state holds, released when dropped.
 struct Hold {
     _devices: DeviceFiles,
+    _capabilities: [File; 2],
     _blockers: DumpBlockers,
     _restored: Option<Restored>,
 }
@@ -198,6 +200,7 @@ fn acquire(hold: &mut Option<Hold>, config: &Config, is_restored: bool) -> io::R
     restored::check(&config.directory)?;
     *hold = Some(Hold {
         _devices: DeviceFiles::open()?,
+        _capabilities: device_file::open_capabilities(&config.directory)?,
         _blockers: DumpBlockers::acquire()?,
         _restored: if is_restored { Restored::mark(config)? } else { None },
     });
