@@ -56,12 +56,12 @@ pub(crate) unsafe fn cuGetProcAddress_v2(
     unsafe { write_out(out, address.map_or(std::ptr::null_mut(), <*const c_void>::cast_mut)) }
 }
 
-/// The first release that refuses versions of which it cannot know, as 99000 (seen with 580.159.04; 575 and 570 are not
-/// known). Which ones are refused is inferred: those of a later CUDA with another first number, and those below 0.
+/// The first release that refuses versions above its own, from 13001 on with 13000 (seen with 580.159.04; 575 and 570 are
+/// not known).
 const FIRST_WITH_LIMIT: u32 = 580;
 
-/// The address of a name, and the status. A version above the driver's, or below 0, counts as the driver's (measured with
-/// NVIDIA's driver 550.163), unless it is refused.
+/// The address of a name, and the status. A version below 0 counts as the driver's (measured with 550.163 and 580.159.04),
+/// and so does one above the driver's (550.163), unless it is refused.
 ///
 /// # Safety
 /// `symbol` is NULL or a NUL-terminated name.
@@ -74,8 +74,8 @@ unsafe fn find(symbol: *const c_char, version: i32, flags: u64) -> Result<(Optio
     let name = unsafe { CStr::from_ptr(symbol) }.to_str().map_err(|_| INVALID)?;
     let release = process::release()?;
     let driver = release.cuda_version.unsigned_abs();
-    let is_unknown = u32::try_from(version).map_or(true, |version| version / 1000 > driver / 1000);
-    if release.branch >= FIRST_WITH_LIMIT && is_unknown {
+    let is_newer = u32::try_from(version).is_ok_and(|version| version > driver);
+    if release.branch >= FIRST_WITH_LIMIT && is_newer {
         return Err(INVALID);
     }
     let version = u32::try_from(version).map_or(driver, |version| version.min(driver));
