@@ -371,7 +371,7 @@ fn what_is_wrong_with_the_device_is_said_before_anything_is_detached() {
 }
 
 #[test]
-fn a_profiler_refuses_checkpoints_until_it_is_detached() {
+fn a_profiler_refuses_checkpoints_for_good() {
     let mut job = Job::start(&[]);
     job.does("fill 3");
     let all = job.prepares().expect("no profiler");
@@ -381,14 +381,19 @@ fn a_profiler_refuses_checkpoints_until_it_is_detached() {
         assert!(reason.contains("a profiler is attached by CUPTI (cuptiActivityEnable)"), "{reason}");
         assert_eq!(job.is_refused(), reason);
     }
-    // Whether CUPTI is still attached the driver knows.
+    // Whether it is possible again the driver knows.
     job.does("stop");
     assert_eq!(job.prepares(), Ok(all));
     let reason = job.is_refused();
     assert!(reason.contains("(801)") && reason.contains("cuptiFinalize"), "{reason}");
     assert_eq!(job.prepares(), Err(reason));
     job.does("detach");
-    job.round(true);
+    assert_eq!(job.prepares(), Ok(all));
+    let reason = job.is_refused();
+    assert!(
+        reason.contains("(801)") && reason.contains("driver 580 saves no process after that"),
+        "{reason}"
+    );
     job.does("check");
 }
 

@@ -26,9 +26,7 @@ const MODULE_VERSION: &str = "/sys/module/nvidia/version";
 
 /// The driver has no support for checkpoints.
 #[derive(Debug, Error)]
-#[error(
-    "{driver} {lack}: to save a process that uses a GPU, NVIDIA's driver 570 (CUDA 12.8) or newer is needed"
-)]
+#[error("{driver} {lack}")]
 pub struct UnsupportedDriver {
     driver: String,
     lack: Lack,
@@ -36,7 +34,9 @@ pub struct UnsupportedDriver {
 
 #[derive(Debug, Error)]
 enum Lack {
-    #[error("has no {0}")]
+    #[error(
+        "has no {0}: to save a process that uses a GPU, NVIDIA's driver 570 (CUDA 12.8) or newer is needed"
+    )]
     Call(&'static str),
     #[error("does not support it here")]
     Support,

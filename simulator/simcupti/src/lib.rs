@@ -1,9 +1,8 @@
 //! A simulated `libcupti.so.13` (CUPTI): how profilers attach to the driver and detach. It records nothing.
 //!
-//! CUPTI is attached from the first subscription or enabled activity until `cuptiFinalize` (CUPTI documentation, "Dynamic
-//! Attach and Detach"). Meanwhile the simulated driver's lock is refused: CUPTI and the driver's checkpoint exclude each
-//! other (cuda-checkpoint issue 15). Whether an end of the subscription is enough for a real driver is not known, so
-//! that it is not enough here.
+//! From the first subscription or enabled activity on, the simulated driver's lock is refused: CUPTI and the driver's
+//! checkpoint exclude each other (cuda-checkpoint issue 15). `cuptiFinalize` ends what CUPTI does, but the lock is refused
+//! after it, too: seen with driver 580.159.04, after PyTorch's profiler.
 
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint, c_void};
@@ -22,14 +21,14 @@ type Subscriber = *mut c_void;
 const SUBSCRIBER: usize = 0x2000;
 
 struct State {
-    is_attached: bool,
+    was_attached: bool,
     is_subscribed: bool,
     /// Kinds of activities, each with its context; 0: all contexts.
     activities: BTreeSet<(usize, c_uint)>,
 }
 
 static STATE: Mutex<State> =
-    Mutex::new(State { is_attached: false, is_subscribed: false, activities: BTreeSet::new() });
+    Mutex::new(State { was_attached: false, is_subscribed: false, activities: BTreeSet::new() });
 
 /// Makes the only subscriber.
 ///
@@ -48,7 +47,7 @@ unsafe extern "C" fn cuptiSubscribe(
     if state.is_subscribed {
         return MULTIPLE_SUBSCRIBERS;
     }
-    (state.is_attached, state.is_subscribed) = (true, true);
+    (state.was_attached, state.is_subscribed) = (true, true);
     // SAFETY: not NULL, and the caller vouches for the rest.
     unsafe { out.write(without_provenance_mut(SUBSCRIBER)) };
     OK
@@ -67,7 +66,7 @@ extern "C" fn cuptiUnsubscribe(subscriber: Subscriber) -> c_uint {
 
 fn enable(context: usize, kind: c_uint) -> c_uint {
     let mut state = STATE.lock();
-    state.is_attached = true;
+    state.was_attached = true;
     state.activities.insert((context, kind));
     OK
 }
@@ -98,11 +97,11 @@ extern "C" fn cuptiActivityDisableContext(context: *mut c_void, kind: c_uint) ->
     OK
 }
 
-/// Detaches CUPTI.
+/// Ends all that was begun.
 #[unsafe(no_mangle)]
 extern "C" fn cuptiFinalize() -> c_uint {
     let mut state = STATE.lock();
-    *state = State { is_attached: false, is_subscribed: false, activities: BTreeSet::new() };
+    (state.is_subscribed, state.activities) = (false, BTreeSet::new());
     OK
 }
 
@@ -111,12 +110,12 @@ extern "C" fn cuptiFinalize() -> c_uint {
 #[unsafe(no_mangle)]
 extern "C" fn InitializeInjection() -> c_int {
     let mut state = STATE.lock();
-    (state.is_attached, state.is_subscribed) = (true, true);
+    (state.was_attached, state.is_subscribed) = (true, true);
     1
 }
 
 /// For the simulated driver's lock: whether CUPTI is attached.
 #[unsafe(no_mangle)]
 extern "C" fn simcupti_is_attached() -> c_int {
-    c_int::from(STATE.lock().is_attached)
+    c_int::from(STATE.lock().was_attached)
 }

@@ -1,8 +1,9 @@
 //! Profilers: whether one is attached to the driver, which then refuses a checkpoint (NVIDIA in cuda-checkpoint issue 15).
 //!
 //! A library of CUPTI that is loaded is not attached: PyTorch always loads it. CUPTI is attached by a subscription or by
-//! an activity that is enabled, and until cuptiFinalize (CUPTI documentation, "Dynamic Attach and Detach"). Whether the
-//! driver refuses once both are over is not known. So they alone are an obstacle, and after that the driver is asked.
+//! an activity that is enabled, and until cuptiFinalize (CUPTI documentation, "Dynamic Attach and Detach"). Driver 580.159
+//! refuses even after that (seen on an H200), but another one may not. So they alone are an obstacle, and after that the
+//! driver is asked.
 //!
 //! What is linked statically with CUPTI is not seen. Profilers that start a program have the driver load them
 //! (`CUDA_INJECTION64_PATH`): those are recognised by the variable.
@@ -31,9 +32,12 @@ struct State {
     attached: BTreeSet<Attached>,
     /// CUPTI was attached, and was not detached since.
     is_there: bool,
+    /// CUPTI was attached once.
+    was_there: bool,
 }
 
-static STATE: Shared<State> = Shared::new(State { attached: BTreeSet::new(), is_there: false });
+static STATE: Shared<State> =
+    Shared::new(State { attached: BTreeSet::new(), is_there: false, was_there: false });
 
 /// The library that a profiler has the driver load.
 static INJECTED: OnceLock<String> = OnceLock::new();
@@ -77,15 +81,16 @@ pub(super) unsafe fn called(name: &CStr, parameters: &Parameters) {
             state.attached.retain(|one| !matches!(one, Attached::Activity { kind, .. } if *kind == ended));
         }
         b"cuptiActivityDisableContext" => _ = state.attached.remove(&activity(first, second)),
-        _ => *state = State { attached: BTreeSet::new(), is_there: false },
+        _ => (state.attached, state.is_there) = (BTreeSet::new(), false),
     }
+    state.was_there |= state.is_there;
     drop(state);
     changes::note();
 }
 
 /// The reason why the process cannot be saved, if it is a profiler.
 pub(in crate::cuda) fn obstacle() -> Option<String> {
-    const CHANGE: &str = "the driver refuses checkpoints meanwhile; stop profiling while they are needed";
+    const CHANGE: &str = "the driver refuses checkpoints meanwhile, and driver 580 for good; run the program without the profiler";
     if let Some(path) = INJECTED.get().filter(|path| elf::is_loaded(path)) {
         return Some(format!(
             "the profiler {path} is in the process (CUDA_INJECTION64_PATH): {CHANGE}, or start the program without it"
@@ -95,15 +100,16 @@ pub(in crate::cuda) fn obstacle() -> Option<String> {
         Attached::Subscriber(_) => "cuptiSubscribe",
         Attached::Activity { .. } => "cuptiActivityEnable",
     };
-    // torch.profiler of PyTorch 2.11 stays subscribed after its end: seen on a GPU.
-    const PYTORCH: &str = "PyTorch's profiler stays attached after its end unless TEARDOWN_CUPTI=1 is set";
-    Some(format!("a profiler is attached by CUPTI ({what}): {CHANGE}. {PYTORCH}"))
+    Some(format!("a profiler is attached by CUPTI ({what}): {CHANGE}"))
 }
 
 /// What may help if the driver does not support a checkpoint; empty if CUPTI has nothing to do with that.
 pub(in crate::cuda) fn hint() -> &'static str {
-    if STATE.lock().is_there {
+    let state = STATE.lock();
+    if state.is_there {
         "; CUPTI has been attached and not been detached: cuptiFinalize does that (TEARDOWN_CUPTI=1 for PyTorch's profiler)"
+    } else if state.was_there {
+        "; a profiler has been attached by CUPTI, and driver 580 saves no process after that: run the program without it"
     } else {
         ""
     }
@@ -133,7 +139,8 @@ mod tests {
         assert!(hint().contains("cuptiFinalize"));
         let before = changes::count();
         call(c"cuptiFinalize", 0, 0);
-        assert_eq!((obstacle(), hint()), (None, ""));
+        assert_eq!(obstacle(), None);
+        assert!(hint().contains("driver 580"));
         assert_ne!(changes::count(), before);
     }
 }

@@ -54,13 +54,7 @@ def computed(settings, name, script, words, workers):
 
 
 def profiled(settings):
-    """Under torch.profiler, which attaches CUPTI, and after it."""
+    """Under torch.profiler, which attaches CUPTI."""
     need(settings, "torch-gpu", "driver", "checkpoint", "criu")
     argv = [*training(settings, "--profile-while", PROFILE), *SLOWLY]
-
-    def without(job):
-        os.unlink(job.path(PROFILE))
-
-    # Otherwise PyTorch's profiler keeps CUPTI attached after its end.
-    env = {"TEARDOWN_CUPTI": "1"}
-    return attempted(settings, "profiled", argv, LOSSES, files=[PROFILE], until_allowed=without, env=env)
+    return attempted(settings, "profiled", argv, LOSSES, files=[PROFILE])

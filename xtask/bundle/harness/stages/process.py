@@ -89,11 +89,11 @@ def unbroken(settings, name, argv, output, env, is_optional):
         return file.read()
 
 
-def attempted(settings, name, argv, output=OUTPUT, on_gpu=True, files=(), is_optional=False, until_allowed=None, env=None):
+def attempted(settings, name, argv, output=OUTPUT, on_gpu=True, files=(), is_optional=False, until_allowed=None):
     """A job that may be refused today: what a checkpoint of it says, and whether it ends as an unbroken run either way.
     `files` are there when it starts. `until_allowed` makes it a job that can be saved, and then it has to be."""
-    expected = unbroken(settings, name, argv, output, env, is_optional)
-    job = Job(settings, name, argv, on_gpu, env)
+    expected = unbroken(settings, name, argv, output, None, is_optional)
+    job = Job(settings, name, argv, on_gpu)
     try:
         job.slow_down()
         for file in files:
