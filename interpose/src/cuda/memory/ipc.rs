@@ -368,7 +368,7 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
 /// themselves have left it. Nor may memory of the host stay, which the driver does not bring back (seen with 580.159.04).
 ///
 /// # Errors
-/// Some of it has no room in the mirror, since it was shared after the mirror was asked for.
+/// Some of it has no room in the mirror, since it was shared, or created on the host, after the mirror was asked for.
 pub(crate) fn check_all_leave(leaving: &[Id]) -> Result<(), MemoryError> {
     let published = PUBLISHED.lock().clone();
     let registry = physical::registry();

@@ -94,7 +94,8 @@ pub(crate) fn import(descriptor: c_int) -> Option<Result<Id, CUresult>> {
     Some(tried(|| take_up(descriptor, &found)).map_err(CUresult::from))
 }
 
-/// A reference to the memory of a key, if this process has it already: as with the driver, it has one handle then.
+/// A reference to the memory of a key, if this process has it already: it has one handle then, but for the mark of memory
+/// of its own.
 fn known(key: Key) -> Option<Id> {
     fork::while_none(|| {
         let table = TABLE.lock();
