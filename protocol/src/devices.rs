@@ -36,8 +36,8 @@ const DEVICES: &[Device] = &[
     },
 ];
 
-/// What every process may open: the rights to configure and to watch MIG (NVIDIA MIG user guide, Device Nodes and
-/// Capabilities). The driver opens the second one for any process on a whole GPU too (seen with 580.159 on an H200).
+/// The rights to configure and to watch MIG (NVIDIA MIG user guide, Device Nodes and Capabilities): they say nothing of
+/// instances. The driver opens both, as root, for a process on a whole GPU too (seen with 580.159 on an H200).
 const OF_NO_INSTANCE: [&str; 2] = ["nvidia-caps/nvidia-cap1", "nvidia-caps/nvidia-cap2"];
 
 /// The device with this path, if it is one; `dev` is the directory of devices, with a slash at its end.

@@ -187,9 +187,10 @@ fn prepare(attempt: u64, link: &mut dyn Link, gpu: &mut dyn Gpu) -> FromAgent {
     if let Err(reason) = described(guarded("looked for what cannot be saved", || gpu.check())) {
         return FromAgent::Failed { attempt, reason, is_lost: false };
     }
-    let (reason, is_lost) = match guarded("looked through the GPU's memory", || gpu.mirror_needs(link)) {
-        Ok(Ok(MirrorNeeds { bytes, used_bytes, changes })) => {
-            let (used_bytes, ranks_on) = (Some(used_bytes), gpu.ranks_on());
+    let needs = || gpu.mirror_needs(link).map(|needs| (needs, gpu.ranks_on()));
+    let (reason, is_lost) = match guarded("looked through the GPU's memory", needs) {
+        Ok(Ok((MirrorNeeds { bytes, used_bytes, changes }, ranks_on))) => {
+            let used_bytes = Some(used_bytes);
             return FromAgent::Needs { attempt, mirror_bytes: bytes, used_bytes, changes, ranks_on };
         }
         Ok(Err(error)) => (describe(&error), true),

@@ -90,11 +90,9 @@ pub(super) unsafe fn called(name: &CStr, parameters: &Parameters) {
 
 /// The reason why the process cannot be saved, if it is a profiler.
 pub(in crate::cuda) fn obstacle() -> Option<String> {
-    const CHANGE: &str = "the driver refuses checkpoints meanwhile, and driver 580 for good; run the program without the profiler";
+    const CHANGE: &str = "the driver refuses checkpoints meanwhile, and driver 580 even afterwards; run the program without the profiler";
     if let Some(path) = INJECTED.get().filter(|path| elf::is_loaded(path)) {
-        return Some(format!(
-            "the profiler {path} is in the process (CUDA_INJECTION64_PATH): {CHANGE}, or start the program without it"
-        ));
+        return Some(format!("the profiler {path} is in the process (CUDA_INJECTION64_PATH): {CHANGE}"));
     }
     let what = match STATE.lock().attached.first()? {
         Attached::Subscriber(_) => "cuptiSubscribe",
@@ -107,7 +105,8 @@ pub(in crate::cuda) fn obstacle() -> Option<String> {
 pub(in crate::cuda) fn hint() -> &'static str {
     let state = STATE.lock();
     if state.is_there {
-        "; CUPTI has been attached and not been detached: cuptiFinalize does that (TEARDOWN_CUPTI=1 for PyTorch's profiler)"
+        "; CUPTI has been attached and not been detached: cuptiFinalize does that (TEARDOWN_CUPTI=1 for PyTorch's profiler). Driver 580 \
+         refuses even after that"
     } else if state.was_there {
         "; a profiler has been attached by CUPTI, and driver 580 saves no process after that: run the program without it"
     } else {
