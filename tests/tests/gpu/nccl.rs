@@ -105,9 +105,7 @@ fn two_ranks_with_windows_whose_memory_is_copied_back_survive_kills_of_each_kind
     if !is_full_run() {
         return ckpt_test_skip::skip("needs `cargo xtask test --full`");
     }
-    let faults = "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
-    let sockets = [SOCKETS, &[("SIMCUDA_FAULT", faults)]].concat();
-    windows(2, &sockets, 3 * kills()).survives_kills_of_each_kind(kills());
+    windows(2, COPIED_BACK, 3 * kills()).survives_kills_of_each_kind(kills());
 }
 
 /// The launcher resumes the job when one of its ranks has been killed.
