@@ -217,6 +217,13 @@ pub struct Rank {
     pub id: UniqueId,
 }
 
+impl UniqueId {
+    /// Lower-case hexadecimal, 256 digits.
+    pub fn hex(&self) -> String {
+        self.bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 impl Rank {
     /// This rank's device with a current context.
     pub fn start(&self) -> Result {
@@ -276,7 +283,7 @@ pub fn ask(scenario: &str, ranks: usize, variables: &[(&str, &str)]) -> Result<V
     let mut version = 0;
     nccl_ok!(ncclGetVersion(&raw mut version));
     let id = unique_id()?;
-    let hex: String = id.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = id.hex();
     let broken = |error: std::io::Error| Stop::Failed(format!("starting a rank: {error}"));
     let mut children = Vec::new();
     for rank in 0..ranks {

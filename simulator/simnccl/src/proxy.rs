@@ -210,11 +210,12 @@ fn send_all(shared: &Shared, staging: &mut Staging) -> Result {
         for (peer, stream) in shared.peers.iter().enumerate() {
             let Some(stream) = stream else { continue };
             is_idle &= !send_ready(shared, peer, stream, staging)?;
-            is_idle &= !send_consumed(shared, peer, stream, &mut acknowledged[peer])?;
+            is_idle &= !send_consumed(shared, peer, stream, &mut acknowledged[peer]);
         }
         if is_idle && is_ending {
             for mut stream in shared.peers.iter().flatten() {
-                stream.write_all(&frame(BYE, 0, 0))?;
+                // A peer that has ended needs no goodbye; the others do.
+                let _ = stream.write_all(&frame(BYE, 0, 0));
             }
             return Ok(());
         }
@@ -242,15 +243,16 @@ fn send_ready(shared: &Shared, peer: usize, mut stream: &TcpStream, staging: &mu
     Ok(true)
 }
 
-/// Tells a peer how many of its chunks are consumed, if there are more.
-fn send_consumed(shared: &Shared, peer: usize, mut stream: &TcpStream, known: &mut u32) -> Result<bool> {
+/// Tells a peer how many of its chunks are consumed, if there are more. A peer that has ended needs not know it; that one
+/// has died is what the receiver finds.
+fn send_consumed(shared: &Shared, peer: usize, mut stream: &TcpStream, known: &mut u32) -> bool {
     let consumed = word(shared.places.in_consumed(peer)).load(Ordering::Acquire);
     if consumed == *known {
-        return Ok(false);
+        return false;
     }
-    stream.write_all(&frame(CONSUMED, consumed, 0))?;
     *known = consumed;
-    Ok(true)
+    let _ = stream.write_all(&frame(CONSUMED, consumed, 0));
+    true
 }
 
 fn receive_all(shared: &Shared, peer: usize, staging: &mut Staging) -> Result {

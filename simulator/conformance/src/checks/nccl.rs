@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cuda_abi::types::*;
 
-use crate::check::{Check, Result, check, expect_equal, question};
+use crate::check::{Check, Result, Stop, check, expect_equal, question};
 use crate::nccl::{Comm, Config, Rank, Scenario, ask, code, nccl, run, say, unique_id};
 use crate::{cu, ensure, gpu, nc, nccl_gives, nccl_ok, ok};
 
@@ -45,6 +45,10 @@ pub const CHECKS: &[Check] = &[
     }),
     check("nccl/sockets", "sockets only (source: NCCL_SHM_DISABLE)", || run("collectives", 2, SOCKETS)),
     check("nccl/sockets-4", "sockets only, four ranks", || run("small-collectives", 4, SOCKETS)),
+    check("nccl/late-rank", "a rank takes what others have sent that have ended their communicators", || {
+        run("late-rank", 3, &[])
+    }),
+    check("nccl/late-rank-sockets", "the same over sockets", || run("late-rank", 3, SOCKETS)),
     check(
         "nccl/groups",
         "sends and receives of a group make progress together (source: user guide, Group Calls)",
@@ -115,6 +119,7 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("groups", groups),
     ("split", split),
     ("capture", capture),
+    ("late-rank", late_rank),
     ("streams", streams),
     ("nonblocking", nonblocking),
     ("missing-peer", missing_peer),
@@ -415,6 +420,27 @@ fn streams(rank: &Rank) -> Result {
     end(comm)
 }
 
+/// The others may have ended before the last rank begins: two small broadcasts need no answer.
+fn late_rank(rank: &Rank) -> Result {
+    let comm = rank.connect()?;
+    let stream = gpu::stream()?;
+    let word = gpu::upload(&[0_i32])?;
+    let is_late = rank.rank + 1 == rank.ranks;
+    let pause = || std::thread::sleep(Duration::from_millis(if is_late { 300 } else { 0 }));
+    for round in 1..=2 {
+        pause();
+        if rank.rank == 0 {
+            gpu::write(word, &[round])?;
+        }
+        nccl_ok!(ncclBroadcast(word, word, 1, INT32, 0, comm, stream));
+        synchronized(stream)?;
+        gpu::expect_content(word, &[round])?;
+    }
+    pause();
+    expect_equal("the state", settled(comm)?, code::SUCCESS)?;
+    end(comm)
+}
+
 /// Waits until the communicator is no longer in progress.
 fn settled(comm: Comm) -> Result<u32> {
     loop {
@@ -454,17 +480,28 @@ pub(super) fn is_done(stream: CUstream) -> Result<bool> {
     Ok(cu!(cuStreamQuery(stream)) == 0)
 }
 
+fn failure(error: std::io::Error) -> Stop {
+    Stop::Failed(error.to_string())
+}
+
+/// The other rank begins when this one has looked.
 fn missing_peer(rank: &Rank) -> Result {
     let comm = rank.connect()?;
     let stream = gpu::stream()?;
     let word = gpu::upload(&[1_i32])?;
+    let looked = std::env::temp_dir().join(format!("conformance-looked-{}", &rank.id.hex()[..96]));
     if rank.rank == 1 {
-        std::thread::sleep(Duration::from_millis(700));
+        while !looked.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::fs::remove_file(&looked).map_err(failure)?;
     }
     nccl_ok!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
     if rank.rank == 0 {
         std::thread::sleep(Duration::from_millis(200));
-        ensure!(!is_done(stream)?, "the collective is done without its peer");
+        let is_early = is_done(stream)?;
+        std::fs::write(&looked, "").map_err(failure)?;
+        ensure!(!is_early, "the collective is done without its peer");
     }
     synchronized(stream)?;
     gpu::expect_content(word, &[rank.count()])?;
