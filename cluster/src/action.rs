@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::log::Record;
-use crate::messages::{AttemptId, Message, Order, Step};
+use crate::messages::{AttemptId, Blame, Message, Order, Step};
 
 /// Numbers and times. All launchers of a job have the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,8 +62,8 @@ pub enum Reason {
         rank: u32,
         /// Its words.
         reason: String,
-        /// Whether the snapshot is the cause, so that an older one is tried.
-        blames_snapshot: bool,
+        /// What has to change.
+        blame: Blame,
     },
     /// The deadline of a step has passed.
     Late {

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use crate::action::{Action, Event, PutAnswer, Reason, Settings};
 use crate::log::{Log, PartId, PartRecord, Record};
-use crate::messages::{AttemptId, Hello, Message, NodeId, Order, Outcome, SessionState, Step};
+use crate::messages::{AttemptId, Blame, Hello, Message, NodeId, Order, Outcome, SessionState, Step};
 
 mod attempt;
 
@@ -219,15 +219,15 @@ impl Coordinator {
         if id != attempt.id || step != attempt.step() {
             return;
         }
-        if let Outcome::Failed { reason, blames_snapshot } = outcome {
+        if let Outcome::Failed { reason, blame } = outcome {
             if !attempt.nodes().contains(&node) {
                 return;
             }
-            if let (true, Kind::Resume { from: Some(from) }) = (blames_snapshot, &attempt.kind) {
+            if let (Blame::Snapshot, Kind::Resume { from: Some(from) }) = (blame, &attempt.kind) {
                 let failures = self.failures.entry(*from).or_insert(0);
                 *failures = failures.saturating_add(1);
             }
-            return self.abort(now, Reason::Failed { rank: node.rank, reason, blames_snapshot }, actions);
+            return self.abort(now, Reason::Failed { rank: node.rank, reason, blame }, actions);
         }
         attempt.take(node, outcome);
         if !attempt.is_done() {

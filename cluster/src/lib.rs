@@ -28,7 +28,8 @@ mod peer;
 pub use action::{Action, Event, PutAnswer, Reason, Settings};
 pub use log::{Log, PartId, PartRecord, Record};
 pub use messages::{
-    AttemptId, Envelope, Hello, Message, NodeId, Order, OtherVersion, Outcome, SessionState, Step, VERSION,
+    AttemptId, Blame, Envelope, Hello, Message, NodeId, Order, OtherVersion, Outcome, SessionState, Step,
+    VERSION,
 };
 pub use node::Node;
 pub use peer::Peer;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::log::PartId;
 
 /// The version of the messages. All launchers of a job have the same one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// A message on its way.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -189,9 +189,21 @@ pub enum Outcome {
     Failed {
         /// Why.
         reason: String,
-        /// Whether the snapshot is the cause: it cannot be read, or it cannot be restored.
-        blames_snapshot: bool,
+        /// What has to change.
+        blame: Blame,
     },
+}
+
+/// The cause of a failure, as far as it decides what follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Blame {
+    /// The node, or nothing that is known: another try may succeed.
+    Node,
+    /// The snapshot: it cannot be read, or it cannot be restored. An older one is tried.
+    Snapshot,
+    /// What the user has given, options or a machine: every try is refused until that is another.
+    Input,
 }
 
 /// The part of the job at a node.

@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use crate::action::Action;
-use crate::messages::{AttemptId, Message, NodeId, Order, Outcome, SessionState, Step};
+use crate::messages::{AttemptId, Blame, Message, NodeId, Order, Outcome, SessionState, Step};
 
 /// A node of the job.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +59,7 @@ impl Attempt {
 }
 
 fn failed(reason: &str) -> Outcome {
-    Outcome::Failed { reason: reason.to_owned(), blames_snapshot: false }
+    Outcome::Failed { reason: reason.to_owned(), blame: Blame::Node }
 }
 
 impl Node {

@@ -168,9 +168,13 @@ impl Coordinator {
         std::mem::take(&mut self.orders)
     }
 
-    /// A rank has connected. While a cut is wanted it takes part in it, and a cut that was reached is not one any more.
-    pub fn join(&mut self, rank: RankId) {
+    /// A rank has connected. While a cut is wanted it takes part in it, and a cut that was reached is not one any more: the
+    /// attempt gets its whole time again.
+    pub fn join(&mut self, rank: RankId, now: Duration) {
         self.ranks.insert(rank, Rank::default());
+        if self.state == State::Cut {
+            self.deadline = now + self.settings.timeout;
+        }
         if self.is_attempting() || self.state == State::Cut {
             self.orders.push((rank, Order::Count { attempt: self.attempt }));
             self.evaluate();

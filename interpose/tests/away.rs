@@ -4,9 +4,14 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
+use std::time::Duration;
 
 use ckpt_protocol::agent::{FromAgent, GpuReport, GraphMemory, Region, RegionFlags, RegionKind, ToAgent};
 use ckpt_protocol::{descriptors, frame};
@@ -30,18 +35,49 @@ struct Job {
 impl Job {
     /// Starts the program with these variables.
     fn start(variables: &[(&str, &str)]) -> Self {
+        Self::start_with(|command, _| {
+            command.envs(variables.iter().copied());
+        })
+    }
+
+    /// Starts the program, whose calls of the driver are recorded.
+    fn traced() -> Self {
+        Self::start_with(|command, launcher| {
+            let trace = File::create(launcher.path("trace")).expect("a file");
+            command.env("SIMCUDA_TRACE", "1").stderr(trace);
+        })
+    }
+
+    fn start_with(prepare: impl FnOnce(&mut Command, &Launcher)) -> Self {
         let launcher = Launcher::new();
         let mut command = program::plain(&PROGRAM, &launcher.path("devices"));
         program::interpose(&mut command, &launcher.socket());
-        command.env("SIMCUDA_MEMORY", "96MiB").envs(variables.iter().copied());
+        command.env("SIMCUDA_MEMORY", "96MiB");
+        prepare(&mut command, &launcher);
         let mut program = Program::start(command);
         let agent = launcher.next();
         assert_eq!(program.line(), "ready");
         Self { program, launcher, agent, kept: Kept::new(7), attempt: 0 }
     }
 
+    /// The launcher answers meanwhile what the program's own threads ask.
     fn does(&mut self, command: &str) {
-        assert_eq!(self.program.does(command), "ok", "{command}");
+        let Self { program, launcher, kept, .. } = self;
+        let is_done = AtomicBool::new(false);
+        let said = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(SeqCst) {
+                    match launcher.try_accept() {
+                        Some(stream) => kept.answer(&stream),
+                        None => thread::sleep(Duration::from_millis(1)),
+                    }
+                }
+            });
+            let said = program.does(command);
+            is_done.store(true, SeqCst);
+            said
+        });
+        assert_eq!(said, "ok", "{command}");
     }
 
     /// Announces a checkpoint: how large the mirror has to be, or why there can be none.
@@ -72,6 +108,9 @@ impl Job {
     /// The mirror may change nowhere but where the report says so.
     fn goes(&mut self, park: bool) -> GpuReport {
         self.launcher.stop_listening();
+        if !park {
+            self.kept.forget_parked();
+        }
         let before = self.kept.content();
         let report = self.kept.sends_away(&self.agent, self.attempt, park).expect("it uses a GPU");
         let written = report.capture.iter().flat_map(|capture| &capture.written);
@@ -82,6 +121,13 @@ impl Job {
             assert!(before == after || is_told, "a change at {page} is not among {written:?}");
         }
         report
+    }
+
+    /// How many ranges of host memory were pinned and unpinned so far.
+    fn pins(&self) -> (usize, usize) {
+        let trace = fs::read_to_string(self.launcher.path("trace")).expect("a trace");
+        let count = |call| trace.lines().filter(|line| *line == format!("simcuda: {call} = 0")).count();
+        (count("cuMemHostRegister_v2"), count("cuMemHostUnregister"))
     }
 
     /// Returns how many bytes were copied back.
@@ -110,6 +156,8 @@ fn bytes_of(report: &GpuReport) -> u64 {
 #[test]
 fn parked_memory_is_not_copied_back() {
     let mut job = Job::start(&[]);
+    // There is no room for another one like that.
+    job.does(&format!("alloc {}", 40 * MIB));
     job.does("fill 1");
     for _ in 0..3 {
         let (report, copied_bytes) = job.round(true);
@@ -119,6 +167,54 @@ fn parked_memory_is_not_copied_back() {
     }
     job.does("change 3");
     job.round(true);
+    job.does("check");
+}
+
+/// The driver counts what the launcher holds, and `check` asks it for the free memory.
+#[test]
+fn memory_that_is_freed_is_parked_no_longer() {
+    let mut job = Job::start(&[]);
+    job.does("fill 1");
+    job.round(true);
+    let count = job.kept.parked_count();
+    job.does("free 5");
+    assert_eq!(job.kept.parked_count(), count - 1);
+    job.does("check");
+    // What is new is parked beside what is.
+    let count = job.kept.parked_count();
+    job.does("alloc 5000000");
+    let (report, copied_bytes) = job.round(true);
+    assert_eq!((job.kept.parked_count(), copied_bytes), (count + 1, 0));
+    assert_eq!(report.parked_bytes, bytes_of(&report));
+    job.does("check");
+}
+
+/// The driver exports nothing that has come back by a descriptor: the launcher has the first one.
+#[test]
+fn parked_memory_can_be_shared() {
+    let mut job = Job::start(&[]);
+    job.does("fill 1");
+    job.round(true);
+    job.does("share 5");
+    assert_eq!(job.kept.published.len(), 1);
+    for _ in 0..2 {
+        let (report, copied_bytes) = job.round(true);
+        assert_eq!(copied_bytes, 0);
+        assert_eq!(report.regions.iter().filter(|region| region.flags.is_shared).count(), 1);
+        job.does("check");
+    }
+}
+
+/// Memory without room in the mirror stays on the device, where the driver saves it, but not what came back by a descriptor.
+#[test]
+fn parked_memory_needs_room_in_the_mirror() {
+    let mut job = Job::start(&[]);
+    job.does("fill 1");
+    job.round(true);
+    assert!(job.is_refused().contains("the next one has room for that"));
+    job.does("check");
+    let (report, copied_bytes) = job.round(true);
+    assert_eq!((report.parked_bytes, copied_bytes), (bytes_of(&report), 0));
     job.does("check");
 }
 
@@ -140,6 +236,85 @@ fn memory_that_is_not_parked_comes_from_the_mirror() {
     job.kept.forget_parked();
     assert_eq!(job.comes_back(), bytes_of(&report));
     job.does("check");
+}
+
+/// Pinning and unpinning take long, and the program would wait for it.
+#[test]
+fn a_mirror_that_was_copied_back_stays_pinned_until_it_is_captured_to() {
+    let mut job = Job::traced();
+    job.does("fill 3");
+    for _ in 0..2 {
+        job.stage();
+        let (pinned, unpinned) = job.pins();
+        assert!(pinned > unpinned, "{pinned} {unpinned}");
+        job.goes(false);
+        assert_eq!(job.pins(), (pinned, pinned), "a dump would contain it");
+        job.comes_back();
+        let (pinned, unpinned) = job.pins();
+        assert!(pinned > unpinned, "{pinned} {unpinned}");
+        job.does("check");
+        job.does("change 7");
+        job.stage();
+        assert_eq!(job.pins(), (pinned, unpinned), "it is pinned already");
+        // Nor is it pinned again after an attempt that was given up.
+        job.agent.say(&ToAgent::Unstage { attempt: job.attempt });
+        job.does("check");
+    }
+    job.round(true);
+    let (pinned, unpinned) = job.pins();
+    assert_eq!(pinned, unpinned, "nothing was copied back");
+    job.does("check");
+}
+
+/// Its pages would stay, or be others than those of the file.
+#[test]
+fn a_mirror_that_the_launcher_may_free_is_unpinned_before_the_program_runs() {
+    let mut job = Job::traced();
+    job.does("fill 3");
+    job.kept.may_stay = false;
+    job.round(false);
+    let (pinned, unpinned) = job.pins();
+    assert_eq!(pinned, unpinned);
+    job.does("check");
+    // Nor does a window stay.
+    job.stage();
+    job.goes(false);
+    job.launcher.listen();
+    job.agent = job.launcher.next();
+    let back = job.kept.bring_back_by_window(&job.agent);
+    assert!(matches!(back, FromAgent::Reconnected { copied_bytes: 1.., lost: None, .. }), "{back:?}");
+    let (pinned, unpinned) = job.pins();
+    assert_eq!(pinned, unpinned);
+    job.does("check");
+}
+
+/// What is pinned is not what the next capture needs: another mirror, or one of another size, or more than is needed, or
+/// what a context may have taken with it.
+#[test]
+fn a_mirror_that_does_not_fit_any_more_is_pinned_again() {
+    let mut job = Job::traced();
+    job.does("fill 3");
+    job.round(false);
+    for what in ["another", "alloc 5000000", "free 7", "context"] {
+        let (pinned, unpinned) = job.pins();
+        assert!(pinned > unpinned, "{what}: {pinned} {unpinned}");
+        match what {
+            "another" => job.kept = Kept::new(8),
+            command => job.does(command),
+        }
+        let before_bytes = job.kept.allocated_bytes();
+        job.stage();
+        assert!(job.pins().0 > pinned, "{what}");
+        job.goes(false);
+        let (pinned, unpinned) = job.pins();
+        assert_eq!(pinned, unpinned, "{what}");
+        if what == "free 7" {
+            let after_bytes = job.kept.allocated_bytes();
+            assert!(after_bytes + 7 * MIB <= before_bytes, "{after_bytes} of {before_bytes}");
+        }
+        job.comes_back();
+        job.does("check");
+    }
 }
 
 #[test]

@@ -104,6 +104,7 @@ fn a_program_says_hello_and_is_otherwise_as_before() {
         supports_cut: true,
         supports_reads: true,
         supports_loads: true,
+        parks_by_key: true,
         instance: agent.hello.instance,
     };
     assert_eq!(agent.hello, expected);

@@ -46,6 +46,9 @@ fn main() {
         Some(argument) if argument == commands::demo::job::WORKER_ARGUMENT => {
             commands::demo::job::worker_main()
         }
+        Some(argument) if argument == commands::completions::ARGUMENT => {
+            return commands::completions::answer(std::env::args_os().skip(2));
+        }
         _ => {}
     }
     let auto = Auto::take();

@@ -15,9 +15,9 @@
 //!   (maps and pins it while the job runs)
 //!   Staged{attempt}, or Failed  ---------->
 //!                     ... all are prepared ...
-//!          <------------------------------- Quiesce{attempt, timeout_ms, park}, or Unstage
+//!          <------------------------------- Quiesce{attempt, timeout_ms, park_by_key}, or Unstage
 //!   (detaches the process's state from the GPU, if it has any; repeated as needed:)
-//!   Park + descriptors  ------------------>
+//!   Park{keys} + descriptors  ------------>
 //!          <------------------------------- Parked
 //!   Quiesced{attempt, gpu}, or Failed{attempt, reason}  ------>
 //!   (Failed: the connection stays open, and the job continues;
@@ -27,14 +27,15 @@
 //!   (if its state is detached from the GPU:)
 //!          <------------------------------- Deliver{mirror, bytes} + the mirror's descriptor
 //!   (repeated as needed:)
-//!   Unpark  ------------------------------>
+//!   Unpark{keys}  ------------------------>
 //!          <------------------------------- Unparked + descriptors
 //!   Reconnected{attempt, restored, lost}  ->
 //! ```
 //!
 //! The mirror of a process is memory of the launcher with the content of the process's device memory at its last
 //! capture. A capture writes only changes to it. Parked device memory stays on the GPU: the launcher keeps its exported
-//! descriptors, so a process that continues after the dump copies nothing back.
+//! descriptors, so a process that continues after the dump copies nothing back. It keeps them until the memory is withdrawn,
+//! as it keeps memory that processes share: the driver does not export memory again that has come back by a descriptor.
 //!
 //! A partial mirror lacks content that the store has. Only agents whose Needs have `changes` get one. Before such an agent
 //! copies from it, after its Unpark, and when it undoes a failed attempt:
@@ -233,18 +234,22 @@ pub enum FromAgent {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         members: Vec<ckpt_cut::MemberReport>,
     },
-    /// Exported physical memory that the launcher must keep alive; its descriptors follow. They are numbered from 0 over
-    /// all messages of one attempt.
+    /// Exported physical memory that the launcher must keep alive; a descriptor for each key follows. It keeps them until
+    /// they are withdrawn or the process ends.
     Park {
-        /// Number of descriptors that follow, at most [`crate::descriptors::MOST`].
-        count: usize,
+        /// The process's ID in its own PID namespace.
+        pid: u32,
+        /// The keys of the memory from now on, at most [`crate::descriptors::MOST`].
+        keys: Vec<ShareKey>,
+        /// As in [`Hello::instance`].
+        instance: u64,
     },
-    /// Requests parked memory; the launcher closes its descriptors after the answer.
+    /// Requests parked memory, which stays parked.
     Unpark {
-        /// The number of the first descriptor.
-        first: usize,
-        /// Number of descriptors, at most [`crate::descriptors::MOST`].
-        count: usize,
+        /// The process's ID.
+        pid: u32,
+        /// The keys of the memory, at most [`crate::descriptors::MOST`].
+        keys: Vec<ShareKey>,
     },
     /// Device memory of this process that others may have; the driver's descriptor of it follows. The launcher keeps it until
     /// it is withdrawn or the process ends, also during a checkpoint of a job that continues.
@@ -280,7 +285,7 @@ pub enum FromAgent {
         #[serde(default, skip_serializing_if = "is_zero")]
         instance: u64,
     },
-    /// The process no longer uses this memory, which it has published or fetched.
+    /// The process no longer uses this memory, which it has published, parked or fetched.
     Withdraw {
         /// The process's ID.
         pid: u32,
@@ -474,6 +479,9 @@ pub struct Hello {
     /// Whether the agent supports [`ToAgent::DeliverWindow`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub supports_loads: bool,
+    /// Whether the agent parks memory by keys. Older ones did it by numbers, which no launcher supports any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub parks_by_key: bool,
     /// A random number that stays the same until the process executes another program, which then has none of its memory;
     /// 0 from older agents.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -774,7 +782,7 @@ pub enum ToAgent {
     },
     /// The answer to [`FromAgent::Park`].
     Parked {
-        /// Whether the launcher keeps all descriptors of the attempt so far. If not, it keeps none.
+        /// Whether the launcher keeps the descriptors.
         is_kept: bool,
     },
     /// The data that an agent needs to restore its process's state; the mirror's descriptor follows if there is one.
@@ -783,7 +791,7 @@ pub enum ToAgent {
         mirror: u64,
         /// Its size, in bytes; 0 if there is none.
         bytes: u64,
-        /// Number of parked allocations.
+        /// Always 0. Agents that parked memory by its number expect this field.
         parked: usize,
         /// Which GPU takes the place of which, for each GPU that the driver knows in the process; empty if all are the
         /// same.
@@ -792,6 +800,9 @@ pub enum ToAgent {
         /// Whether the mirror is partial.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_partial: bool,
+        /// Whether the launcher frees nothing of the mirror before it is staged again, so that it may stay pinned.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        may_stay: bool,
     },
     /// As [`ToAgent::Deliver`], with a window through which the agent loads the mirror's content rather than the mirror; the
     /// window's descriptor follows. Only for agents that [support](Hello::supports_loads) it.
@@ -820,7 +831,7 @@ pub enum ToAgent {
     },
     /// The answer to [`FromAgent::Unpark`]; its descriptors follow.
     Unparked {
-        /// The requested number, or 0.
+        /// The requested number, or 0 if the launcher does not have all of them.
         count: usize,
     },
     /// The answer to [`FromAgent::Publish`].
@@ -874,9 +885,12 @@ pub enum ToAgent {
         attempt: u64,
         /// The timeout of the preparation, in milliseconds; afterwards the agent answers [`FromAgent::Failed`].
         timeout_ms: u64,
-        /// Whether the process will continue after the dump, so that parking physical memory is worthwhile.
+        /// Always false: this asks agents that park memory by its number.
         #[serde(default)]
         park: bool,
+        /// Whether the process will continue after the dump, so that parking physical memory is worthwhile.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        park_by_key: bool,
         /// Whether the launcher answers [`FromAgent::Measure`].
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         measures: bool,
@@ -887,7 +901,7 @@ impl FromAgent {
     /// Number of descriptors that follow this message.
     pub fn descriptors(&self) -> usize {
         match self {
-            Self::Park { count } => *count,
+            Self::Park { keys, .. } => keys.len(),
             Self::Publish { has_root, .. } => 1 + usize::from(*has_root),
             _ => 0,
         }
@@ -941,6 +955,7 @@ mod tests {
             supports_cut: false,
             supports_reads: false,
             supports_loads: false,
+            parks_by_key: false,
             instance: 0,
         }
     }
@@ -1022,8 +1037,15 @@ mod tests {
             r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8,"more_bytes":3,"is_partial":true}"#,
         );
         has_json(
-            &ToAgent::Deliver { mirror: 5, bytes: 8, parked: 1, pairs: Vec::new(), is_partial: true },
-            r#"{"type":"deliver","mirror":5,"bytes":8,"parked":1,"is_partial":true}"#,
+            &ToAgent::Deliver {
+                mirror: 5,
+                bytes: 8,
+                parked: 1,
+                pairs: Vec::new(),
+                is_partial: true,
+                may_stay: true,
+            },
+            r#"{"type":"deliver","mirror":5,"bytes":8,"parked":1,"is_partial":true,"may_stay":true}"#,
         );
         has_json(
             &FromAgent::Fill { ranges: vec![0..2, 4..8] },
@@ -1080,6 +1102,14 @@ mod tests {
             r#"{"type":"fetch","pid":7,"key":[0,5],"owner":8}"#,
         );
         has_json(
+            &FromAgent::Park { pid: 7, keys: vec![ShareKey(5)], instance: 8 },
+            r#"{"type":"park","pid":7,"keys":[[0,5]],"instance":8}"#,
+        );
+        has_json(
+            &FromAgent::Unpark { pid: 7, keys: vec![ShareKey(5)] },
+            r#"{"type":"unpark","pid":7,"keys":[[0,5]]}"#,
+        );
+        has_json(
             &FromAgent::Withdraw { pid: 7, keys: vec![ShareKey(1 << 64)] },
             r#"{"type":"withdraw","pid":7,"keys":[[1,0]]}"#,
         );
@@ -1097,21 +1127,34 @@ mod tests {
         has_json(&ToAgent::Welcome { version: 3 }, r#"{"type":"welcome","version":3}"#);
         has_json(&ToAgent::Refused { reason: "no".into() }, r#"{"type":"refused","reason":"no"}"#);
         has_json(
-            &ToAgent::Quiesce { attempt: 3, timeout_ms: 500, park: true, measures: false },
-            r#"{"type":"quiesce","attempt":3,"timeout_ms":500,"park":true}"#,
+            &ToAgent::Quiesce {
+                attempt: 3,
+                timeout_ms: 500,
+                park: false,
+                park_by_key: true,
+                measures: false,
+            },
+            r#"{"type":"quiesce","attempt":3,"timeout_ms":500,"park":false,"park_by_key":true}"#,
         );
     }
 
     #[test]
     fn messages_about_gpus_keep_their_json() {
         has_json(
-            &ToAgent::Quiesce { attempt: 3, timeout_ms: 500, park: true, measures: true },
-            r#"{"type":"quiesce","attempt":3,"timeout_ms":500,"park":true,"measures":true}"#,
+            &ToAgent::Quiesce { attempt: 3, timeout_ms: 500, park: false, park_by_key: true, measures: true },
+            r#"{"type":"quiesce","attempt":3,"timeout_ms":500,"park":false,"park_by_key":true,"measures":true}"#,
         );
         has_json(&FromAgent::Measure { attempt: 3 }, r#"{"type":"measure","attempt":3}"#);
         let gpus = vec![DriverMemory { uuid: "GPU-1".into(), bytes: 7 }];
         has_json(&ToAgent::Measured { gpus }, r#"{"type":"measured","gpus":[{"uuid":"GPU-1","bytes":7}]}"#);
-        let deliver = |pairs| ToAgent::Deliver { mirror: 5, bytes: 0, parked: 1, pairs, is_partial: false };
+        let deliver = |pairs| ToAgent::Deliver {
+            mirror: 5,
+            bytes: 0,
+            parked: 1,
+            pairs,
+            is_partial: false,
+            may_stay: false,
+        };
         has_json(&deliver(Vec::new()), r#"{"type":"deliver","mirror":5,"bytes":0,"parked":1}"#);
         let pairs = vec![GpuPair { old: "GPU-1".into(), new: "GPU-2".into() }];
         has_json(

@@ -30,6 +30,8 @@ pub enum Request {
     Stop,
     /// As [`Request::Stop`], but a job that cannot be saved is ended too.
     ForceStop,
+    /// Report the last lines that the job has written.
+    Output,
 }
 
 /// From the launcher to the command.
@@ -44,6 +46,8 @@ pub enum Reply {
     Status(Box<JobStatus>),
     /// The job has ended.
     Stopped(Stopped),
+    /// The last lines that the job has written; empty if it has written nothing in this session.
+    Output(String),
     /// The request failed, with a message for the user.
     Error(String),
 }
@@ -97,6 +101,9 @@ pub struct Saved {
     /// Whether it is only in the launcher's memory so far.
     #[serde(default)]
     pub in_memory: bool,
+    /// Whether a process of the job had failed before: the job may be about to fail.
+    #[serde(default)]
+    pub is_doubtful: bool,
     /// Files of the job that a resume could not put back, with the reason.
     #[serde(default)]
     pub uncovered_files: BTreeMap<String, String>,

@@ -34,6 +34,7 @@ fn any_bytes_are_messages_or_errors() {
         supports_cut: false,
         supports_reads: false,
         supports_loads: false,
+        parks_by_key: false,
         instance: 0,
     };
     let progress = Progress { phase: Phase::Persist, done_bytes: 3, total_bytes: 10 };

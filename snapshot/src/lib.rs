@@ -46,9 +46,9 @@ pub use files::{free_bytes, open_regular, read_regular, sync_dir, write_atomical
 pub use id::{IdError, SnapshotId};
 pub use job::{Folder, JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
 pub use manifest::{
-    AffinityGroup, AgentsRecord, CutRecord, DataFile, Directory, EventCounter, GpuProcess, GpuRecord,
-    HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION, Manifest, NodePart, OpenFile, PartNetwork,
-    ProcessTree, SavedFile, SocketOption, SocketOptions, StdioKind, StdioRecord, TtyRecord,
+    AffinityGroup, AgentsRecord, CutRecord, DataFile, Directory, EventCounter, FailedProcess, GpuProcess,
+    GpuRecord, HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION, Manifest, NodePart, OpenFile,
+    PartNetwork, ProcessTree, SavedFile, SocketOption, SocketOptions, StdioKind, StdioRecord, TtyRecord,
 };
 pub use marks::{FailedRestore, Mark, Marks, TagError};
 pub use rel_path::{RelPath, RelPathError};

@@ -69,11 +69,26 @@ pub struct Manifest {
     /// Device memory of the job's processes that is not in CRIU's images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<GpuProcess>,
+    /// A process of the job that had failed when the job was frozen, or some time before: the job itself may be about to
+    /// fail, see [`crate::choose_prunable`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_process: Option<FailedProcess>,
     /// Bytes that it added to the store; the rest was shared with older snapshots. Unknown in version 1 of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
     /// Every data file of the snapshot.
     pub files: Vec<DataFile>,
+}
+
+/// A process of the job that has ended with a signal or an exit code other than 0. Its parent may not know that yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedProcess {
+    /// Its PID in the job's PID namespace.
+    pub pid: u32,
+    /// The name of its program, at most 15 bytes.
+    pub name: String,
+    /// Its exit code; 128 and the number of the signal that killed it.
+    pub code: i32,
 }
 
 /// What it took until all ranks of NCCL stood at the same step. Their processes are parked in the snapshot: they run on
@@ -399,9 +414,16 @@ impl Manifest {
             inventory: None,
             part: None,
             gpu: Vec::new(),
+            failed_process: None,
             stored_bytes: None,
             files: Vec::new(),
         }
+    }
+
+    /// Whether a process of the job had failed before: the job may be about to fail.
+    #[must_use]
+    pub fn is_doubtful(&self) -> bool {
+        self.failed_process.is_some()
     }
 
     /// The oldest version that has what this manifest has.

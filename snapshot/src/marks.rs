@@ -83,13 +83,19 @@ impl Marks {
         self.snapshots.get(id)
     }
 
+    /// Whether this can be a tag. It needs no quotes in a shell.
+    #[must_use]
+    pub fn is_tag(text: &str) -> bool {
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        !text.is_empty() && text.len() <= TAG_MAX_BYTES && text.bytes().all(fits)
+    }
+
     /// Adds a tag to the snapshot. A snapshot with a tag is not pruned.
     ///
     /// # Errors
     /// [`TagError`] if the tag is not valid.
     pub fn tag(&mut self, id: &SnapshotId, tag: &str) -> Result<(), TagError> {
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        if tag.is_empty() || tag.len() > TAG_MAX_BYTES || !tag.bytes().all(fits) {
+        if !Self::is_tag(tag) {
             return Err(TagError(tag.to_owned()));
         }
         self.entry(id).tags.insert(tag.to_owned());

@@ -87,6 +87,7 @@ impl History {
 /// - the newest `keep` good snapshots. A good snapshot has a readable manifest, is not marked bad, and is not abandoned;
 /// - abandoned snapshots, until `keep` good ones are newer;
 /// - the newest good snapshot from before the last progress, or else the oldest good one: a hung job resumes from it;
+/// - the newest good snapshot before a process of the job failed: newer ones may be of a job that is about to fail;
 /// - all snapshots newer than the newest good one, for inspection. So the last good snapshot is never removed;
 /// - snapshots with a tag, and pinned ones;
 /// - snapshots that cannot be read for another reason than certain damage: a missing key, a newer version, an I/O error;
@@ -112,6 +113,7 @@ pub fn choose_prunable(
         let worked = good.iter().rev().find(|manifest| manifest.taken_unix_ms <= until);
         kept.extend(worked.or(good.first()).map(|manifest| &manifest.id));
     }
+    kept.extend(good.iter().rev().find(|manifest| !manifest.is_doubtful()).map(|manifest| &manifest.id));
     if let Some(every) = retention.every {
         let mut periods = HashSet::new();
         let first = sound.iter().filter(|manifest| periods.insert(every.period(manifest)));
@@ -133,9 +135,9 @@ pub fn choose_prunable(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Damage;
     use crate::manifest::tests::sample;
     use crate::store::damaged;
+    use crate::{Damage, FailedProcess};
 
     fn listed(states: &[bool]) -> Vec<Listed> {
         let one = |(index, sound): (usize, &bool)| {
@@ -154,6 +156,24 @@ mod tests {
 
     fn pruned_after(states: &[bool], retention: &Retention, marks: &Marks, history: &History) -> Vec<u64> {
         choose_prunable(&listed(states), retention, marks, history).iter().map(SnapshotId::sequence).collect()
+    }
+
+    #[test]
+    fn the_last_snapshot_before_a_failure_stays() {
+        let mut all = listed(&[true; 8]);
+        let failed = FailedProcess { pid: 7, name: "python3".to_owned(), code: 137 };
+        for one in &mut all[3..] {
+            one.manifest.as_mut().unwrap().failed_process = Some(failed.clone());
+        }
+        let pruned = |all: &[Listed]| -> Vec<u64> {
+            let prunable =
+                choose_prunable(all, &Retention::newest(2), &Marks::default(), &History::default());
+            prunable.iter().map(SnapshotId::sequence).collect()
+        };
+        assert_eq!(pruned(&all), [1, 2, 4, 5, 6]);
+        // The job gets on without the process.
+        all[7].manifest.as_mut().unwrap().failed_process = None;
+        assert_eq!(pruned(&all), [1, 2, 3, 4, 5, 6]);
     }
 
     fn pruned(states: &[bool], keep: usize) -> Vec<u64> {

@@ -277,7 +277,7 @@ impl Tiers {
         mut read: impl FnMut(&'a Tier) -> Result<T, ReadError>,
     ) -> Result<T, ReadError> {
         let mut first = None;
-        for tier in &self.tiers {
+        for (number, tier) in self.tiers.iter().enumerate() {
             match read(tier) {
                 Ok(found) => return Ok(found),
                 Err(ReadError::Missing(_)) => {}
@@ -287,7 +287,10 @@ impl Tiers {
                     error @ (ReadError::Hostile { .. } | ReadError::Target { .. } | ReadError::Key { .. }),
                 ) => return Err(error),
                 Err(error) => {
-                    self.warn_once(&id.to_string(), tier, &error, "trying the next tier");
+                    // Also of the last tier: callers may pass over what they cannot read.
+                    let is_last = number + 1 == self.tiers.len();
+                    let next = if is_last { "no other tier is left" } else { "trying the next tier" };
+                    self.warn_once(&id.to_string(), tier, &error, next);
                     first.get_or_insert(error);
                 }
             }

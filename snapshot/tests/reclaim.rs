@@ -588,7 +588,7 @@ fn what_is_copied_over_is_encrypted_anew() {
     let codec = Codec::new(Compression::Auto, Some(&Key::from_file(&file).unwrap()));
     let memory = Memory::default();
     // One pack, of which less than half is needed.
-    let limits = Limits { workers: 1, ..Limits::default() };
+    let limits = Limits { workers: 1, loaders: 1, ..Limits::default() };
     let open = || PackStore::new(Arc::new(memory.clone()), codec.clone(), limits);
     let parts: Vec<u64> = (1..=40).collect();
     save(&open(), 1, &parts).unwrap();

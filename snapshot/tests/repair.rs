@@ -113,7 +113,11 @@ fn an_encrypted_index_is_written_again_with_the_key_only() {
         std::fs::write(&file, std::array::from_fn::<u8, 32, _>(|at| at as u8 ^ number)).unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         let codec = Codec::new(Compression::Auto, Some(&Key::from_file(&file).unwrap()));
-        PackStore::new(Arc::new(memory.clone()), codec, Limits { workers: 1, ..Limits::default() })
+        PackStore::new(
+            Arc::new(memory.clone()),
+            codec,
+            Limits { workers: 1, loaders: 1, ..Limits::default() },
+        )
     };
     save(&open(1), 1, &[1, 2, 3]).unwrap();
     memory.unset(&memory.names(".index").pop().unwrap());

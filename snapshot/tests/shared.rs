@@ -11,7 +11,7 @@ use common::small::{Parts, content, file, holds, save};
 use std::sync::Arc;
 
 fn store(memory: &Memory) -> PackStore {
-    let limits = Limits { workers: 1, pack_bytes: 2000, ..Limits::remote() };
+    let limits = Limits { workers: 1, loaders: 1, pack_bytes: 2000, ..Limits::remote() };
     PackStore::new(Arc::new(memory.clone()), Codec::default(), limits)
 }
 
@@ -97,7 +97,7 @@ fn what_another_machine_removes_meanwhile_is_found_missing() {
 fn what_another_machine_moves_meanwhile_is_found() {
     let memory = Memory::default();
     let (one, other) = (store(&memory), store(&memory));
-    let limits = Limits { workers: 1, ..Limits::remote() };
+    let limits = Limits { workers: 1, loaders: 1, ..Limits::remote() };
     let long = PackStore::new(Arc::new(memory.clone()), Codec::default(), limits);
     save(&long, 1, &(1..=10).collect::<Vec<_>>()).unwrap();
     save(&long, 2, &[1, 2, 3]).unwrap();

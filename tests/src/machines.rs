@@ -113,6 +113,29 @@ impl Machines {
         ip(&[&["-n", name, "rule", what][..], &rule].concat()).expect("rule");
     }
 
+    /// Makes a VXLAN interface on a machine, as an administrator would.
+    ///
+    /// # Panics
+    /// When that is not possible.
+    pub fn add_vxlan(&self, machine: usize, name: &str) {
+        let kind = ["type", "vxlan", "id", "77", "dstport", "4789", "dev", "eth0"];
+        ip(&[&["-n", &self.names[machine], "link", "add", name][..], &kind].concat()).expect("link");
+    }
+
+    /// The network interfaces of a machine whose names begin so.
+    ///
+    /// # Panics
+    /// When they cannot be listed.
+    #[must_use]
+    pub fn interfaces(&self, machine: usize, beginning: &str) -> Vec<String> {
+        let mut command = Command::new("cat");
+        command.arg("/proc/net/dev");
+        let listed = self.on(machine, &command).output().expect("ip").stdout;
+        let listed = String::from_utf8(listed).expect("text");
+        let names = listed.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
+        names.filter(|name| name.starts_with(beginning)).map(str::to_owned).collect()
+    }
+
     /// The command, on a machine, with its variables and its working directory.
     #[must_use]
     pub fn on(&self, machine: usize, inner: &Command) -> Command {

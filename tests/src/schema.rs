@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::path::Path;
 
 /// The commands with a schema.
-pub const COMMANDS: [&str; 6] = ["status", "ls", "show", "explain", "report", "doctor"];
+pub const COMMANDS: [&str; 7] = ["status", "ls", "show", "explain", "logs", "report", "doctor"];
 
 /// Keywords that describe, and do not restrict.
 const REMARKS: [&str; 4] = ["$schema", "$defs", "title", "description"];

@@ -11,7 +11,7 @@ use stateright::{Checker, Model, Property};
 use crate::coordinator::Coordinator;
 use crate::node::Node;
 use crate::{
-    Action, AttemptId, Hello, Log, Message, NodeId, Order, Outcome, PutAnswer, Record, Settings, Step,
+    Action, AttemptId, Blame, Hello, Log, Message, NodeId, Order, Outcome, PutAnswer, Record, Settings, Step,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -227,7 +227,7 @@ impl Model for Exploration {
                 next.finish(at, Outcome::Done);
             }
             Happening::Fail(at) => {
-                next.finish(at, Outcome::Failed { reason: String::new(), blames_snapshot: false });
+                next.finish(at, Outcome::Failed { reason: String::new(), blame: Blame::Node });
             }
             Happening::LeaseEnds(at) => {
                 next.has_lease_ended = true;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::host::{Ground, Host};
 use crate::{
-    Action, AttemptId, Envelope, Message, NodeId, Order, Outcome, PartId, Peer, PutAnswer, Record, Settings,
-    Step,
+    Action, AttemptId, Blame, Envelope, Message, NodeId, Order, Outcome, PartId, Peer, PutAnswer, Record,
+    Settings, Step,
 };
 
 /// A deliberate error, which the tests have to find.
@@ -386,7 +386,8 @@ impl World {
         let to = NodeId { rank: at, incarnation: machine.incarnation };
         let step = order.step();
         let outcome = if has_failed {
-            Outcome::Failed { reason: "injected".to_owned(), blames_snapshot: step == Step::Load }
+            let blame = if step == Step::Load { Blame::Snapshot } else { Blame::Node };
+            Outcome::Failed { reason: "injected".to_owned(), blame }
         } else {
             let hash = self.ground.complete(&mut machine.host, self.now, attempt, &order);
             hash.map_or(Outcome::Done, |hash| Outcome::Stored { hash })

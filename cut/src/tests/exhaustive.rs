@@ -70,7 +70,7 @@ impl Model for Exploration {
     fn init_states(&self) -> Vec<Job> {
         let ranks = self.program.of_rank.len();
         let mut coordinator = Coordinator::new(SETTINGS);
-        (0..ranks).for_each(|rank| coordinator.join(RankId(rank as u64)));
+        (0..ranks).for_each(|rank| coordinator.join(RankId(rank as u64), Duration::ZERO));
         let begun = vec![0; self.program.operations.len()];
         let mut job = Job { ranks: vec![Rank::default(); ranks], coordinator, begun, is_requested: false };
         let is_in_prelude = |job: &Job, rank: usize| {

@@ -257,7 +257,7 @@ impl<'a> World<'a> {
         let id = RankId(rank as u64);
         match self.ranks[rank].outbox.pop_front() {
             None => return false,
-            Some(ToCoordinator::Joined) => self.coordinator.join(id),
+            Some(ToCoordinator::Joined) => self.coordinator.join(id, self.now),
             Some(ToCoordinator::Ended) => self.coordinator.leave(id),
             Some(ToCoordinator::Report(mut report)) => {
                 if self.run.flaw == Some(Flaw::OldVersion) && report.version > 0 {

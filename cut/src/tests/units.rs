@@ -17,7 +17,7 @@ fn seconds(seconds: u64) -> Duration {
 
 fn coordinator(ranks: u64) -> Coordinator {
     let mut coordinator = Coordinator::new(SETTINGS);
-    (0..ranks).for_each(|rank| coordinator.join(RankId(rank)));
+    (0..ranks).for_each(|rank| coordinator.join(RankId(rank), seconds(0)));
     coordinator
 }
 
@@ -182,9 +182,12 @@ fn a_rank_that_joins_takes_part_and_undoes_a_cut() {
     coordinator.receive(RankId(0), report(1, 0, Vec::new()));
     assert_eq!(*coordinator.state(), State::Cut);
     let _ = coordinator.take_orders();
-    coordinator.join(RankId(1));
+    // Long after the attempt has begun: a cut has no deadline.
+    coordinator.join(RankId(1), seconds(30));
     assert_eq!(*coordinator.state(), State::Reaching);
     assert_eq!(coordinator.take_orders(), [(RankId(1), Order::Count { attempt: 1 })]);
+    coordinator.tick(seconds(39));
+    assert_eq!(*coordinator.state(), State::Reaching, "the rank has the time of an attempt");
     coordinator.receive(RankId(1), report(1, 0, Vec::new()));
     assert_eq!(*coordinator.state(), State::Cut);
 }

@@ -152,7 +152,7 @@ fn answer(
             FromAgent::Activity { calls, is_waiting, members: gpu.members() }
         }
         ToAgent::Release { timeout_ms } => release(timeout_ms, gpu),
-        ToAgent::Quiesce { attempt, timeout_ms, park, measures } => {
+        ToAgent::Quiesce { attempt, timeout_ms, park_by_key: park, measures, .. } => {
             let timeout = Duration::from_millis(timeout_ms);
             quiesce(Request { attempt, timeout, park, measures }, conversation, gpu)
         }
@@ -163,7 +163,7 @@ fn answer(
 /// Receives the descriptor that follows.
 fn delivered(socket: &Socket, id: u64, bytes: u64, is_partial: bool) -> Result<Delivered, Hangup> {
     let file = socket.receive(1).ok().and_then(|mut files| files.pop()).ok_or(Hangup::Lost)?;
-    Ok(Delivered { id, bytes, more_bytes: None, is_partial, window_bytes: None, file })
+    Ok(Delivered { id, bytes, more_bytes: None, is_partial, may_stay: false, window_bytes: None, file })
 }
 
 /// A panic in this library, which must not end the agent while the state is off the GPU.
@@ -252,8 +252,12 @@ fn come_back(
 /// The outcome of putting the state back from the mirror or through the window that the launcher delivers. Waits for the delivery first.
 fn put_back(socket: &Socket, link: &mut dyn Link, gpu: &mut dyn Gpu) -> Result<Result<u64, String>, Hangup> {
     let (mirror, pairs) = match hear(socket)? {
-        ToAgent::Deliver { mirror, bytes, pairs, is_partial, .. } => {
-            let mirror = if bytes > 0 { Some(delivered(socket, mirror, bytes, is_partial)?) } else { None };
+        ToAgent::Deliver { mirror, bytes, pairs, is_partial, may_stay, .. } => {
+            let mirror = if bytes > 0 {
+                Some(Delivered { may_stay, ..delivered(socket, mirror, bytes, is_partial)? })
+            } else {
+                None
+            };
             (mirror, pairs)
         }
         ToAgent::DeliverWindow { mirror, bytes, window_bytes, pairs } => {
@@ -284,6 +288,7 @@ fn greet(
         supports_cut: true,
         supports_reads: true,
         supports_loads: true,
+        parks_by_key: true,
         instance: process::instance(),
     };
     say(socket, &FromAgent::Hello(hello))?;

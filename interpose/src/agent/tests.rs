@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use ckpt_cut::{Member, MemberReport, Name, Order, Report, Role};
-use ckpt_protocol::agent::{FromAgent, GpuPair, GpuReport, Hello, PROTOCOL_VERSION, ToAgent};
+use ckpt_protocol::agent::{FromAgent, GpuPair, GpuReport, Hello, PROTOCOL_VERSION, ShareKey, ToAgent};
 use ckpt_protocol::{descriptors, frame};
 
 use super::serve::{End, LONGEST_POLL_INTERVAL, serve};
@@ -123,7 +123,7 @@ impl Gpu for Played {
             Kind::Parking | Kind::Late if park => {
                 let files = [file("one"), file("two")];
                 let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-                let (answer, _) = link.ask(&FromAgent::Park { count: 2 }, &borrowed).expect("an answer");
+                let (answer, _) = link.ask(&parks(), &borrowed).expect("an answer");
                 assert_eq!(answer, ToAgent::Parked { is_kept: true });
                 if self.kind == Kind::Late {
                     return Err(DetachError::Obstacle("too late".to_owned()));
@@ -162,11 +162,19 @@ impl Gpu for Played {
         }
         note(format!("attach {:?}", mirror.map(|mirror| (mirror.id, mirror.bytes, content(mirror.file)))));
         if self.kind == Kind::Parking {
-            let (_, files) = link.ask(&FromAgent::Unpark { first: 0, count: 2 }, &[]).expect("an answer");
+            let (_, files) = link.ask(&unparks(), &[]).expect("an answer");
             note(files.into_iter().map(content).collect());
         }
         Ok(11)
     }
+}
+
+fn parks() -> FromAgent {
+    FromAgent::Park { pid: std::process::id(), keys: vec![ShareKey(1), ShareKey(2)], instance: 0 }
+}
+
+fn unparks() -> FromAgent {
+    FromAgent::Unpark { pid: std::process::id(), keys: vec![ShareKey(1), ShareKey(2)] }
 }
 
 fn member() -> MemberReport {
@@ -245,7 +253,10 @@ fn hear(stream: &mut UnixStream) -> FromAgent {
 }
 
 fn quiesce(stream: &mut UnixStream, attempt: u64) {
-    tell(stream, &ToAgent::Quiesce { attempt, timeout_ms: 700, park: true, measures: false });
+    tell(
+        stream,
+        &ToAgent::Quiesce { attempt, timeout_ms: 700, park: false, park_by_key: true, measures: false },
+    );
 }
 
 fn goes(stream: &mut UnixStream, attempt: u64) {
@@ -255,7 +266,8 @@ fn goes(stream: &mut UnixStream, attempt: u64) {
 
 fn deliver(stream: &mut UnixStream, text: &str) {
     let bytes = text.len() as u64;
-    tell(stream, &ToAgent::Deliver { mirror: 5, bytes, parked: 0, pairs: Vec::new(), is_partial: false });
+    let (pairs, is_partial, may_stay) = (Vec::new(), false, true);
+    tell(stream, &ToAgent::Deliver { mirror: 5, bytes, parked: 0, pairs, is_partial, may_stay });
     if bytes > 0 {
         descriptors::send(stream.as_fd(), &[file(text).as_fd()]).expect("sent");
     }
@@ -355,14 +367,14 @@ fn parked_memory_goes_and_comes_in_the_conversation() {
     let launcher = Launcher::of(Kind::Parking);
     let (mut stream, _) = launcher.welcomes();
     quiesce(&mut stream, 1);
-    assert_eq!(hear(&mut stream), FromAgent::Park { count: 2 });
+    assert_eq!(hear(&mut stream), parks());
     let parked = descriptors::receive(stream.as_fd(), 2).expect("received");
     tell(&mut stream, &ToAgent::Parked { is_kept: true });
     goes(&mut stream, 1);
     let (mut stream, hello) = launcher.welcomes();
     assert!(hello.is_detached);
     deliver(&mut stream, "");
-    assert_eq!(hear(&mut stream), FromAgent::Unpark { first: 0, count: 2 });
+    assert_eq!(hear(&mut stream), unparks());
     tell(&mut stream, &ToAgent::Unparked { count: 2 });
     let borrowed: Vec<_> = parked.iter().map(AsFd::as_fd).collect();
     descriptors::send(stream.as_fd(), &borrowed).expect("sent");
@@ -377,7 +389,7 @@ fn what_is_said_while_an_answer_is_waited_for_is_heard_later() {
     let launcher = Launcher::of(Kind::Late);
     let (mut stream, _) = launcher.welcomes();
     quiesce(&mut stream, 1);
-    assert_eq!(hear(&mut stream), FromAgent::Park { count: 2 });
+    assert_eq!(hear(&mut stream), parks());
     tell(&mut stream, &ToAgent::Unstage { attempt: 1 });
     tell(&mut stream, &ToAgent::QueryActivity);
     tell(&mut stream, &ToAgent::Prepare { attempt: 2 });
@@ -455,7 +467,7 @@ fn a_farewell_that_nobody_hears_is_an_absence_all_the_same() {
 fn orders_of_a_cut_are_followed_and_reports_are_sent_once() {
     let launcher = Launcher::of(Kind::Whole);
     let (mut stream, hello) = launcher.welcomes();
-    assert!(hello.supports_cut && hello.supports_reads && hello.supports_loads);
+    assert!(hello.supports_cut && hello.supports_reads && hello.supports_loads && hello.parks_by_key);
     cut(&mut stream, 1);
     // Nothing else is sent while nothing changes, and other requests are answered.
     thread::sleep(LONGEST_POLL_INTERVAL);

@@ -16,6 +16,7 @@
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use cuda_abi::sys::{CUctxCreateParams, CUdevResourceDesc, CUexecAffinityParam, CUgreenCtx};
 use cuda_abi::types::{CUcontext, CUdevice, CUresult};
@@ -65,6 +66,14 @@ pub(crate) struct OnRemoval {
 }
 
 static ON_REMOVAL: OnceLock<OnRemoval> = OnceLock::new();
+
+/// See [`removals`].
+static REMOVALS: AtomicU64 = AtomicU64::new(0);
+
+/// How many contexts have lost what was in them so far, such as pinned memory: they were destroyed or reset.
+pub(crate) fn removals() -> u64 {
+    REMOVALS.load(SeqCst)
+}
 
 /// Registers what other modules do when a context is removed; the first registration stays.
 pub(crate) fn on_removal(callbacks: OnRemoval) {
@@ -141,6 +150,13 @@ pub(crate) struct OnDevice {
     pub context: CUcontext,
     /// The device, if its primary context was retained for this.
     retained: Option<c_int>,
+}
+
+impl OnDevice {
+    /// Whether it is one of the program's, which this does not keep alive.
+    pub fn is_of_program(&self) -> bool {
+        self.retained.is_none()
+    }
 }
 
 impl Drop for OnDevice {
@@ -241,6 +257,7 @@ fn removed(context: usize) {
 
 /// The contents of a context were removed.
 fn contents_removed(context: usize) {
+    REMOVALS.fetch_add(1, SeqCst);
     if let Some(callbacks) = ON_REMOVAL.get() {
         (callbacks.contents_removed)(context as CUcontext);
     }

@@ -1,14 +1,15 @@
 //! A launcher that is played by a test: agents, and what is kept of their processes.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use ckpt_cut::Report;
-use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, ToAgent};
+use ckpt_protocol::agent::{FromAgent, GpuReport, Hello, ShareKey, ToAgent};
 use ckpt_protocol::frame::FrameError;
 use ckpt_protocol::{descriptors, frame};
 
@@ -158,7 +159,8 @@ pub fn quiesce(attempt: u64, park: bool) -> ToAgent {
     ToAgent::Quiesce {
         attempt,
         timeout_ms: u64::try_from(TEST_TIMEOUT.as_millis()).expect("fits"),
-        park,
+        park: false,
+        park_by_key: park,
         measures: false,
     }
 }
@@ -168,13 +170,29 @@ pub struct Kept {
     id: u64,
     mirror: Option<File>,
     bytes: u64,
-    parked: Vec<Option<OwnedFd>>,
+    parked: BTreeMap<ShareKey, OwnedFd>,
+    /// What other processes could have.
+    pub published: BTreeMap<ShareKey, OwnedFd>,
+    /// Whether the process is told that its mirror may stay pinned.
+    pub may_stay: bool,
+    /// Through which the content of the mirror is loaded, instead of it.
+    window: Option<File>,
 }
+
+const WINDOW_BYTES: u64 = 8 << 20;
 
 impl Kept {
     /// Nothing, until it is staged.
     pub fn new(id: u64) -> Self {
-        Self { id, mirror: None, bytes: 0, parked: Vec::new() }
+        Self {
+            id,
+            mirror: None,
+            bytes: 0,
+            parked: BTreeMap::new(),
+            published: BTreeMap::new(),
+            may_stay: true,
+            window: None,
+        }
     }
 
     /// Announces a checkpoint and stages the mirror, as large as the process says.
@@ -222,13 +240,13 @@ impl Kept {
     /// Gives a process that has come back its mirror.
     pub fn deliver(&self, agent: &Agent) {
         if agent.hello.is_detached {
-            let parked = self.parked.len();
             agent.say(&ToAgent::Deliver {
                 mirror: self.id,
                 bytes: self.bytes,
-                parked,
+                parked: 0,
                 pairs: Vec::new(),
                 is_partial: false,
+                may_stay: self.may_stay,
             });
             if let Some(mirror) = &self.mirror {
                 descriptors::send(agent.stream.as_fd(), &[mirror.as_fd()]).expect("sent");
@@ -236,12 +254,28 @@ impl Kept {
         }
     }
 
+    /// As [`Kept::bring_back`], through a window.
+    pub fn bring_back_by_window(&mut self, agent: &Agent) -> FromAgent {
+        let (mirror, bytes, window_bytes) = (self.id, self.bytes, WINDOW_BYTES);
+        agent.say(&ToAgent::DeliverWindow { mirror, bytes, window_bytes, pairs: Vec::new() });
+        let window = memory_file();
+        window.set_len(WINDOW_BYTES).expect("room");
+        descriptors::send(agent.stream.as_fd(), &[window.as_fd()]).expect("sent");
+        self.window = Some(window);
+        let back = self.serve(agent);
+        self.window = None;
+        back
+    }
+
+    /// How much memory its mirror has, in bytes.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.mirror.as_ref().map_or(0, |mirror| mirror.metadata().expect("facts").blocks() * 512)
+    }
+
     /// Gives a process that has come back what it needs; returns its Back.
     pub fn bring_back(&mut self, agent: &Agent) -> FromAgent {
         self.deliver(agent);
-        let back = self.serve(agent);
-        self.parked.clear();
-        back
+        self.serve(agent)
     }
 
     /// What was parked is lost.
@@ -249,29 +283,76 @@ impl Kept {
         self.parked.clear();
     }
 
+    /// How many physical allocations are parked.
+    pub fn parked_count(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// Answers the one message of a connection that the process has made for it.
+    pub fn answer(&mut self, stream: &UnixStream) {
+        let message = frame::read(&mut &*stream).expect("a message");
+        assert!(self.serve_message(stream, &message), "{message:?}");
+    }
+
     /// Does what the process asks for, until it says something else.
     fn serve(&mut self, agent: &Agent) -> FromAgent {
         loop {
-            match agent.hear() {
-                FromAgent::Drained { .. } => {
-                    agent.say(&ToAgent::AllDrained { is_complete: true, cycle: None, problem: None });
-                }
-                FromAgent::Withdraw { .. } => agent.say(&ToAgent::Withdrawn),
-                FromAgent::Park { count } => {
-                    let received = descriptors::receive(agent.stream.as_fd(), count).expect("received");
-                    self.parked.extend(received.into_iter().map(Some));
-                    agent.say(&ToAgent::Parked { is_kept: true });
-                }
-                FromAgent::Unpark { first, count } => {
-                    let wanted = self.parked.get_mut(first..first + count).unwrap_or_default();
-                    let given: Vec<OwnedFd> = wanted.iter_mut().filter_map(Option::take).collect();
-                    agent.say(&ToAgent::Unparked { count: given.len() });
-                    let borrowed: Vec<_> = given.iter().map(AsFd::as_fd).collect();
-                    descriptors::send(agent.stream.as_fd(), &borrowed).expect("sent");
-                }
-                answer => return answer,
+            let message = agent.hear();
+            if !self.serve_message(&agent.stream, &message) {
+                return message;
             }
         }
+    }
+
+    /// Does what the process asks for in a message; false for what is not a request.
+    fn serve_message(&mut self, stream: &UnixStream, message: &FromAgent) -> bool {
+        let mut given = Vec::new();
+        let answer = match message {
+            FromAgent::Drained { .. } => {
+                ToAgent::AllDrained { is_complete: true, cycle: None, problem: None }
+            }
+            FromAgent::Withdraw { keys, .. } => {
+                keys.iter().for_each(|key| drop(self.parked.remove(key)));
+                ToAgent::Withdrawn
+            }
+            FromAgent::Publish { key, .. } => {
+                let received = descriptors::receive(stream.as_fd(), message.descriptors()).expect("received");
+                self.published.extend(received.into_iter().next().map(|memory| (*key, memory)));
+                ToAgent::Published { is_kept: true }
+            }
+            FromAgent::Fetch { key, .. } => {
+                given.extend(self.published.get(key));
+                match given.len() {
+                    1 => ToAgent::Shared { bytes: 2 * 1024 * 1024 },
+                    _ => ToAgent::NotShared { is_final: true },
+                }
+            }
+            FromAgent::Park { keys, .. } => {
+                let received = descriptors::receive(stream.as_fd(), keys.len()).expect("received");
+                self.parked.extend(keys.iter().copied().zip(received));
+                ToAgent::Parked { is_kept: true }
+            }
+            FromAgent::Unpark { keys, .. } => {
+                let all: Option<Vec<_>> = keys.iter().map(|key| self.parked.get(key)).collect();
+                given.extend(all.into_iter().flatten());
+                ToAgent::Unparked { count: given.len() }
+            }
+            FromAgent::Load { ranges, at } => {
+                let (content, window) = (self.content(), self.window.as_ref().expect("a window"));
+                let mut at = *at;
+                for range in ranges {
+                    let range = range.start as usize..range.end as usize;
+                    window.write_all_at(&content[range.clone()], at).expect("written");
+                    at += range.len() as u64;
+                }
+                ToAgent::Loaded { problem: None }
+            }
+            _ => return false,
+        };
+        frame::write(&mut &*stream, &answer).expect("said");
+        let given: Vec<_> = given.into_iter().map(AsFd::as_fd).collect();
+        descriptors::send(stream.as_fd(), &given).expect("sent");
+        true
     }
 }
 

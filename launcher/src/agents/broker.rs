@@ -1,5 +1,5 @@
-//! Device memory that processes of the job share, by CUDA IPC or by descriptors: the launcher keeps the driver's
-//! descriptors and hands them out by key.
+//! Device memory of which the launcher keeps the driver's descriptors, and hands them out by key: what processes of the job
+//! share, by CUDA IPC or by descriptors, and what they have parked.
 //!
 //! ```text
 //!          Publish            owner: Withdraw, or it has ended
@@ -14,9 +14,11 @@
 //! Memory that was published with a root is one that programs pass by descriptors, and the root tells whether there are
 //! any. As with the driver, such memory can be imported after the end of its owner.
 //!
-//! Shared memory stays here while its owner is detached for a dump. In a job that runs on, owner and importers then open
-//! the same memory again. A launcher that resumes a job starts without shared memory: owners publish their restored memory
-//! again.
+//! The memory stays here while its owner is detached for a dump. In a job that runs on, owner and importers then open
+//! the same memory again. A launcher that resumes a job starts without memory: owners publish their restored memory again.
+//!
+//! Parked memory is for its owner only. It stays here between checkpoints too, since the driver does not export memory that
+//! has come back by a descriptor.
 //!
 //! Orphaned memory is still in use by a process that has opened it, or may be imported, but no process captures it: a
 //! snapshot would be wrong.
@@ -31,11 +33,12 @@
 mod cycle;
 
 use crate::sys::deadline::{AGENT_EXIT_TIMEOUT, PROCESS_POLL_INTERVAL, RETURN_STEP_TIMEOUT};
+use crate::sys::descriptor_limit;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ckpt_protocol::agent::{
     Cycle as NamedCycle, CycleStep, FromAgent, MulticastObject, Progress, ShareKey, ToAgent,
@@ -49,7 +52,12 @@ use super::process::{Process, ProcessHandle, QuiesceError};
 use super::stream::AgentStream;
 use cycle::{Cycle, Objects};
 
-/// Shared device memory of a job.
+/// Parked memory takes at most this part of the descriptors that the launcher may have.
+const PARKED_PART: u64 = 2;
+/// The interval at which the end of a process is polled that takes long to end.
+const SLOW_POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Shared and parked device memory of a job.
 #[derive(Default)]
 pub struct Broker {
     table: Mutex<Table>,
@@ -59,9 +67,13 @@ pub struct Broker {
 
 #[derive(Default)]
 struct Table {
-    /// Processes that share memory, by ID in the job.
+    /// Processes that share or park memory, by ID in the job.
     participants: BTreeMap<u32, Participant>,
     shared: BTreeMap<ShareKey, SharedMemory>,
+    /// What each process has parked.
+    parked: BTreeMap<u32, BTreeMap<ShareKey, Arc<OwnedFd>>>,
+    /// No more memory is kept.
+    is_closed: bool,
     drain: Drain,
     /// The last one.
     cycle: Option<Cycle>,
@@ -82,7 +94,7 @@ struct SharedMemory {
     importers: BTreeSet<u32>,
 }
 
-/// A process that shares memory.
+/// A process that shares or parks memory.
 pub struct Participant {
     /// The process.
     pub process: Process,
@@ -137,7 +149,9 @@ impl From<Orphan> for QuiesceError {
 /// The instance that a message comes from; 0 if it does not say.
 fn instance(message: &FromAgent) -> u64 {
     match message {
-        FromAgent::Publish { instance, .. } | FromAgent::Fetch { instance, .. } => *instance,
+        FromAgent::Publish { instance, .. }
+        | FromAgent::Fetch { instance, .. }
+        | FromAgent::Park { instance, .. } => *instance,
         _ => 0,
     }
 }
@@ -148,6 +162,8 @@ pub fn sender(message: &FromAgent) -> Option<u32> {
         FromAgent::Publish { pid, .. }
         | FromAgent::Fetch { pid, .. }
         | FromAgent::Withdraw { pid, .. }
+        | FromAgent::Park { pid, .. }
+        | FromAgent::Unpark { pid, .. }
         | FromAgent::Drained { pid, .. }
         | FromAgent::Arrive { pid, .. } => Some(*pid),
         _ => None,
@@ -176,21 +192,17 @@ impl Broker {
             let instance = if known == 0 { instance(message) } else { known };
             table.participants.insert(pid, Participant { instance, ..participant });
         }
-        let mut memory = None;
+        let mut memory = Vec::new();
         let answer = match message {
-            FromAgent::Publish { has_root, .. } => {
-                // Without the descriptors, the agent is answered too.
-                let count = 1 + usize::from(*has_root);
-                let received = stream.receive_files_if_room(count, "receive shared memory")?;
-                let is_kept = received.is_some_and(|received| self.keep(process, message, received));
-                ToAgent::Published { is_kept }
+            FromAgent::Publish { .. } => {
+                ToAgent::Published { is_kept: self.receive_published(stream, process, message)? }
             }
             FromAgent::Fetch { pid, key, owner, .. } => {
                 // Before it is looked for: the owner may publish it and register meanwhile.
                 let is_owner_back = is_registered(*owner);
                 match self.fetch(*key, *pid) {
                     Fetched::Memory(found, bytes) => {
-                        memory = Some(found);
+                        memory.push(found);
                         ToAgent::Shared { bytes }
                     }
                     Fetched::Withheld => ToAgent::NotShared { is_final: false },
@@ -200,6 +212,13 @@ impl Broker {
             FromAgent::Withdraw { pid, keys } => {
                 self.withdraw(keys, *pid);
                 ToAgent::Withdrawn
+            }
+            FromAgent::Park { pid, keys, .. } => {
+                ToAgent::Parked { is_kept: self.receive_parked(stream, *pid, keys)? }
+            }
+            FromAgent::Unpark { pid, keys } => {
+                memory = self.unpark(*pid, keys);
+                ToAgent::Unparked { count: memory.len() }
             }
             FromAgent::Drained { attempt, pid, objects } => {
                 let (drained, cycle) = self.await_drained(*attempt, *pid, objects, end);
@@ -215,6 +234,23 @@ impl Broker {
         stream.send_with_files(&answer, &memory)
     }
 
+    fn receive_published(
+        &self,
+        stream: &AgentStream,
+        process: Process,
+        message: &FromAgent,
+    ) -> Result<bool, FrameError> {
+        // Without the descriptors, the agent is answered too.
+        let received = stream.receive_files_if_room(message.descriptors(), "receive shared memory")?;
+        Ok(received.is_some_and(|received| self.keep(process, message, received)))
+    }
+
+    fn receive_parked(&self, stream: &AgentStream, pid: u32, keys: &[ShareKey]) -> Result<bool, FrameError> {
+        let received = stream.receive_files_if_room(keys.len(), "receive parked memory")?;
+        let most = descriptor_limit::current() / PARKED_PART;
+        Ok(received.is_some_and(|received| self.park(pid, keys, received, most)))
+    }
+
     /// Keeps what a [`FromAgent::Publish`] of a process publishes, with the descriptors that followed it; returns whether
     /// it is kept.
     fn keep(&self, publisher: Process, message: &FromAgent, received: Vec<OwnedFd>) -> bool {
@@ -223,21 +259,47 @@ impl Broker {
         let Some(memory) = received.next() else { return false };
         debug!(pid, bytes, is_multicast, "device memory is shared");
         let shared = SharedMemory {
-            memory: Some(Arc::new(memory)),
             is_multicast,
             bytes,
             root: received.next(),
-            owner: pid,
-            publisher,
-            is_orphaned: false,
-            importers: BTreeSet::new(),
+            ..SharedMemory::of(pid, publisher, memory)
         };
         self.publish(key, shared)
+    }
+
+    /// Keeps parked memory, if there are not more than `most` descriptors of such memory then.
+    fn park(&self, pid: u32, keys: &[ShareKey], received: Vec<OwnedFd>, most: u64) -> bool {
+        let mut table = self.pruned();
+        let parked: usize = table.parked.values().map(BTreeMap::len).sum();
+        let is_kept = !table.is_closed && (parked + received.len()) as u64 <= most;
+        if is_kept {
+            let memory = received.into_iter().map(Arc::new);
+            table.parked.entry(pid).or_default().extend(keys.iter().copied().zip(memory));
+        } else {
+            debug!(pid, parked, "more memory cannot be parked: there are too many open files");
+        }
+        is_kept
+    }
+
+    /// The parked memory of these keys: all of it, or nothing.
+    fn unpark(&self, pid: u32, keys: &[ShareKey]) -> Vec<Arc<OwnedFd>> {
+        let table = self.pruned();
+        let parked = table.parked.get(&pid);
+        keys.iter().map(|key| parked?.get(key).cloned()).collect::<Option<_>>().unwrap_or_default()
+    }
+
+    /// Removes all parked memory: no process of the job comes back for it.
+    pub fn forget_parked(&self) {
+        let parked = std::mem::take(&mut self.table.lock().parked);
+        drop(parked);
     }
 
     /// Returns whether the memory is kept. A process cannot replace the memory of another process.
     fn publish(&self, key: ShareKey, mut memory: SharedMemory) -> bool {
         let mut table = self.pruned();
+        if table.is_closed {
+            return false;
+        }
         if let Some(before) = table.shared.get(&key) {
             if !before.is_orphaned && before.owner != memory.owner {
                 return false;
@@ -269,12 +331,18 @@ impl Broker {
 
     fn withdraw(&self, keys: &[ShareKey], pid: u32) {
         let mut table = self.pruned();
+        let parked = table.parked.get_mut(&pid);
+        let parked: Vec<_> =
+            parked.into_iter().flat_map(|parked| keys.iter().filter_map(|key| parked.remove(key))).collect();
         for key in keys {
             if let Some(shared) = table.shared.get_mut(key) {
                 shared.withdraw(pid);
             }
         }
         table.remove_unused();
+        drop(table);
+        // The driver frees the memory with its last descriptor, which may take long.
+        drop(parked);
     }
 
     /// Called when the agent of a process has connected: if the process has executed another program since its last message,
@@ -283,14 +351,32 @@ impl Broker {
         self.pruned().note_instance(pid, instance);
     }
 
-    /// Called when the connection of a process was lost: removes its shared memory, which occupies the GPU, once the
-    /// process has ended. A process that runs on keeps it.
+    /// Called when the connection of a process was lost: removes its memory, which occupies the GPU, once the process has
+    /// ended. A process that runs on keeps it.
     pub fn forget_after_exit(&self, handle: &ProcessHandle) {
-        let end = Instant::now() + AGENT_EXIT_TIMEOUT;
-        while !self.pruned().shared.is_empty() && !handle.has_ended() && Instant::now() < end {
-            std::thread::sleep(PROCESS_POLL_INTERVAL);
+        let begun = Instant::now();
+        let has_memory = || {
+            let table = self.pruned();
+            !table.is_closed && (!table.shared.is_empty() || !table.parked.is_empty())
+        };
+        while has_memory() && !handle.has_ended() {
+            // The kernel may take seconds to end a process that has much memory.
+            let is_slow = begun.elapsed() > AGENT_EXIT_TIMEOUT;
+            std::thread::sleep(if is_slow { SLOW_POLL_INTERVAL } else { PROCESS_POLL_INTERVAL });
         }
+        self.forget_ended();
+    }
+
+    /// Removes the memory of processes that have ended.
+    pub fn forget_ended(&self) {
         self.table.lock().prune();
+    }
+
+    /// Removes all memory, for good: the job has ended.
+    pub fn close(&self) {
+        let closed = Table { is_closed: true, ..Table::default() };
+        let table = std::mem::replace(&mut *self.table.lock(), closed);
+        drop(table);
     }
 
     /// Memory that prevents a snapshot of the processes for which `is_saved` holds.
@@ -409,6 +495,10 @@ impl Table {
     /// Removes a process, which has none of its memory any more.
     fn remove(&mut self, pid: u32) {
         self.participants.remove(&pid);
+        if let Some(parked) = self.parked.remove(&pid) {
+            // The driver frees the memory meanwhile, which may take long.
+            std::thread::spawn(move || drop(parked));
+        }
         self.shared.values_mut().for_each(|shared| shared.withdraw(pid));
         if let Some(cycle) = &mut self.cycle {
             cycle.note_end(pid);
@@ -501,6 +591,20 @@ fn cycle_id() -> u64 {
 }
 
 impl SharedMemory {
+    /// Memory of a process that is neither a multicast object nor passed by descriptors.
+    fn of(owner: u32, publisher: Process, memory: OwnedFd) -> Self {
+        Self {
+            memory: Some(Arc::new(memory)),
+            is_multicast: false,
+            bytes: 0,
+            root: None,
+            owner,
+            publisher,
+            is_orphaned: false,
+            importers: BTreeSet::new(),
+        }
+    }
+
     /// Whether its owner may be capturing it, or have captured it, while the process may still run.
     fn is_withheld(&self, drain: &Drain, pid: u32) -> bool {
         !self.is_orphaned && drain.pids.contains(&self.owner) && !drain.pids.contains(&pid)
@@ -551,7 +655,6 @@ mod tests {
     use std::path::Path;
     use std::process::{Child, Command};
     use std::thread;
-    use std::time::Duration;
 
     use ckpt_protocol::{descriptors, frame};
 
@@ -602,8 +705,7 @@ mod tests {
                 .serve(&AgentStream::new(there), participant, message, is_registered, Instant::now() + LONG)
                 .expect("served");
             let answer: ToAgent = frame::read(&mut &here).expect("an answer");
-            let count = usize::from(matches!(answer, ToAgent::Shared { .. }));
-            let received = descriptors::receive(here.as_fd(), count).expect("received");
+            let received = descriptors::receive(here.as_fd(), answer.descriptors()).expect("received");
             let content = received.into_iter().next().map(|memory| {
                 let (mut memory, mut content) = (File::from(memory), String::new());
                 memory.rewind().expect("rewound");
@@ -611,6 +713,24 @@ mod tests {
                 content
             });
             (answer, content)
+        }
+
+        /// Parks memory under these keys.
+        fn park(&self, pid: u32, keys: &[u128], instance: u64) -> bool {
+            let files: Vec<File> = keys.iter().map(|_| tempfile::tempfile().expect("a file")).collect();
+            let keys = keys.iter().copied().map(ShareKey).collect();
+            let (answer, _) =
+                self.ask(&FromAgent::Park { pid, keys, instance }, &files.iter().collect::<Vec<_>>());
+            let ToAgent::Parked { is_kept } = answer else { panic!("{answer:?}") };
+            is_kept
+        }
+
+        /// How many descriptors a process gets for these keys.
+        fn unpark(&self, pid: u32, keys: &[u128]) -> usize {
+            let keys = keys.iter().copied().map(ShareKey).collect();
+            let (answer, _) = self.ask(&FromAgent::Unpark { pid, keys }, &[]);
+            let ToAgent::Unparked { count } = answer else { panic!("{answer:?}") };
+            count
         }
 
         fn publish(&self, pid: u32, content: &str) -> bool {
@@ -665,6 +785,51 @@ mod tests {
                 let _ = process.wait();
             }
         }
+    }
+
+    #[test]
+    fn parked_memory_is_its_owners_until_it_is_withdrawn() {
+        let job = Job::of([1, 2]);
+        assert!(job.park(1, &[7, 8], FIRST) && job.park(1, &[9], FIRST) && job.park(2, &[10], FIRST));
+        for _ in 0..2 {
+            assert_eq!(job.unpark(1, &[8, 9]), 2);
+        }
+        assert_eq!((job.unpark(1, &[8, 11]), job.unpark(1, &[10])), (0, 0), "all of it, or nothing");
+        let withdraw = FromAgent::Withdraw { pid: 1, keys: vec![ShareKey(8)] };
+        assert_eq!(job.ask(&withdraw, &[]), (ToAgent::Withdrawn, None));
+        assert_eq!((job.unpark(1, &[8]), job.unpark(1, &[7, 9])), (0, 2));
+        // Nobody else uses it: nobody waits for its process.
+        job.broker.begin(5);
+        assert!(job.broker.orphan(|_| false).is_none());
+        let (drained, _) = job.broker.await_drained(5, 2, &[], Instant::now() + LONG);
+        assert!(drained.is_complete);
+    }
+
+    #[test]
+    fn parked_memory_goes_with_its_process() {
+        let mut job = Job::of([1, 2, 3]);
+        assert!(job.park(1, &[7], FIRST) && job.park(2, &[8], FIRST) && job.park(3, &[9], FIRST));
+        job.end(1);
+        job.broker.forget_ended();
+        assert_eq!(job.broker.table.lock().parked.len(), 2);
+        // It has executed another program.
+        job.broker.note_instance(2, FIRST + 1);
+        assert_eq!(job.unpark(2, &[8]), 0);
+        assert_eq!(job.unpark(3, &[9]), 1);
+    }
+
+    #[test]
+    fn what_is_too_much_is_not_parked_and_what_is_parked_stays() {
+        let job = Job::of([1]);
+        assert!(job.park(1, &[7], FIRST));
+        let files = || vec![OwnedFd::from(tempfile::tempfile().expect("a file"))];
+        assert!(!job.broker.park(1, &[ShareKey(8)], files(), 1));
+        assert_eq!((job.unpark(1, &[7]), job.unpark(1, &[8])), (1, 0));
+        assert!(job.broker.park(1, &[ShareKey(8)], files(), 2));
+        job.broker.forget_parked();
+        assert_eq!(job.unpark(1, &[7]), 0);
+        job.broker.close();
+        assert!(!job.park(1, &[9], FIRST) && !job.publish(1, "memory"), "nothing is kept any more");
     }
 
     #[test]

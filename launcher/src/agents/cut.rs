@@ -69,7 +69,7 @@ impl Cut {
     /// An agent that supports the cut has registered; `is_back` if it had been away.
     pub(super) fn join(&mut self, connection: u64, is_back: bool) {
         self.ranks.insert(connection);
-        self.coordinator.join(RankId(connection));
+        self.coordinator.join(RankId(connection), self.epoch.elapsed());
         if is_back && self.hold.is_none() {
             self.orders.push_back((connection, Order::Release));
         }
@@ -160,7 +160,8 @@ impl Agents {
         limit: Duration,
         is_over: &dyn Fn() -> bool,
     ) -> Result<HeldCut<'_>, QuiesceError> {
-        let end = Instant::now() + limit;
+        let called = Instant::now();
+        let end = called + limit;
         let hold = self.await_all_returned(limit, end)?.cut.request();
         let begun = Instant::now();
         let mut held = HeldCut { agents: self, hold, parked_since: begun, cost: None };
@@ -181,7 +182,9 @@ impl Agents {
                     state.cut.keep();
                     return Ok(held);
                 }
-                Progress::Failed(reason) => return Err(QuiesceError::NoCut { reason }),
+                Progress::Failed(reason) => {
+                    return Err(QuiesceError::NoCut { reason, after: called.elapsed() });
+                }
                 Progress::Confirm => {
                     drop(state);
                     self.stop_listening();

@@ -1,11 +1,9 @@
-//! Delivering what a process needs to restore its GPU state: its mirror or a window, and its parked memory.
+//! Delivering what a process needs to restore its GPU state: its mirror or a window. Its parked memory comes from the broker.
 
-use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
 use ckpt_protocol::agent::{FromAgent, Hello, ToAgent};
-use ckpt_protocol::descriptors;
 use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::faults;
 use tracing::debug;
@@ -34,7 +32,6 @@ impl Shared {
         }
         loop {
             match stream.receive()? {
-                FromAgent::Unpark { first, count } => self.unpark(stream, hello.pid, first, count)?,
                 FromAgent::Fill { ranges } => self.fill(stream, Some(hello.pid), ranges)?,
                 FromAgent::Load { ranges, at } => self.load(stream, hello.pid, &ranges, at)?,
                 message if broker::sender(&message).is_some() => {
@@ -53,12 +50,11 @@ impl Shared {
         }
         let mirror = state.holdings.mirror(pid).cloned();
         let refill = state.holdings.refill(pid).filter(|_| hello.supports_loads);
-        let parked = state.holdings.parked_count(pid);
         drop(state);
         // A window has nothing that could be copied back.
         let mirror = mirror.filter(|mirror| mirror.window.is_none());
         let (number, bytes) = mirror.as_ref().map_or((0, 0), |mirror| (mirror.number, mirror.bytes));
-        debug!(id, pid, bytes, parked, "delivering mirror and parked memory to an agent");
+        debug!(id, pid, bytes, "delivering mirror to an agent");
         let files: Vec<_> = mirror.iter().map(|mirror| mirror.file.as_fd()).collect();
         let pairs = self.migrations.lock().take_pairs(pid);
         if let Some(refill) = refill {
@@ -68,7 +64,9 @@ impl Shared {
             return faults::hit("delivered").map_err(|source| FrameError::Io { step: "go on", source });
         }
         let is_partial = mirror.as_ref().is_some_and(|mirror| mirror.history.lock().is_freed());
-        let message = ToAgent::Deliver { mirror: number, bytes, parked, pairs, is_partial };
+        // A partial one is freed when its content is committed, which a pinned mapping would prevent.
+        let may_stay = mirror.as_ref().is_some_and(|mirror| !mirror.is_partial && !is_partial);
+        let message = ToAgent::Deliver { mirror: number, bytes, parked: 0, pairs, is_partial, may_stay };
         stream.send_with_files(&message, &files)?;
         faults::hit("delivered").map_err(|source| FrameError::Io { step: "go on", source })
     }
@@ -87,47 +85,5 @@ impl Shared {
         pid.map(|pid| self.lock().filling.remove(&pid));
         hit.map_err(|source| FrameError::Io { step: "go on", source })?;
         stream.send(&ToAgent::Filled { problem })
-    }
-
-    fn unpark(&self, stream: &AgentStream, pid: u32, first: usize, count: usize) -> Result<(), FrameError> {
-        let given = match count {
-            0..=descriptors::MOST => self.lock().holdings.unpark(pid, first, count),
-            _ => Vec::new(),
-        };
-        let files: Vec<_> = given.iter().map(AsFd::as_fd).collect();
-        stream.send_with_files(&ToAgent::Unparked { count: files.len() }, &files)
-    }
-
-    /// Returns memory that an agent has parked in the current attempt.
-    pub(super) fn return_parked(
-        &self,
-        id: u64,
-        stream: &AgentStream,
-        first: usize,
-        count: usize,
-    ) -> Result<(), FrameError> {
-        let pid = self.lock().connections.get(&id).and_then(|connection| connection.process.pid);
-        self.unpark(stream, pid.ok_or(FrameError::Closed)?, first, count)
-    }
-
-    /// Keeps memory that a process parks.
-    pub(super) fn park(&self, id: u64, stream: &AgentStream, count: usize) -> Result<(), FrameError> {
-        let step = "take open files";
-        if count > descriptors::MOST {
-            let problem = format!("{count} descriptors in one message are too many");
-            return Err(FrameError::Io { step, source: io::Error::new(ErrorKind::InvalidData, problem) });
-        }
-        let descriptors = stream.receive_files_if_room(count, step)?;
-        if descriptors.is_none() {
-            debug!(id, count, "parked memory cannot be kept: there are too many open files");
-        }
-        let mut state = self.lock();
-        let connection = state.connections.get(&id);
-        let owner = connection.and_then(|one| Some((one.process.pid?, one.handle.clone())));
-        let Some((pid, handle)) = owner else { return Err(FrameError::Closed) };
-        let (is_kept, dropped) = state.holdings.park(pid, &handle, descriptors);
-        drop(state);
-        drop(dropped);
-        stream.send(&ToAgent::Parked { is_kept })
     }
 }

@@ -1,17 +1,14 @@
-//! Memory that the launcher holds for processes with device memory: mirrors, and parked memory.
+//! Memory that the launcher holds for processes with device memory: mirrors.
 //!
 //! A mirror holds the content of a process's device memory as of the last capture. A process identifies that content by
-//! the number of the mirror, so a number is never reused for other content, not even by another launcher. Parked memory
-//! is device memory that is kept alive by exported descriptors held here while the process is detached from the GPU.
-//!
-//! Both belong to one process. They are freed when the process exits or executes another program.
+//! the number of the mirror, so a number is never reused for other content, not even by another launcher. It belongs to one
+//! process, and is freed when the process exits or executes another program.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -189,15 +186,6 @@ pub(super) fn random_number() -> io::Result<u64> {
     Ok((u64::from_le_bytes(bytes) % NUMBER_LIMIT).max(1))
 }
 
-/// Exported device memory that is kept alive for a process.
-#[derive(Debug, Default)]
-pub struct Parked {
-    /// In the order of arrival; `None` for one that was returned.
-    descriptors: Vec<Option<OwnedFd>>,
-    /// Some descriptors could not be kept, so none is.
-    has_failed: bool,
-}
-
 /// Memory that is held for one process.
 #[derive(Debug, Default)]
 pub struct Held {
@@ -208,7 +196,6 @@ pub struct Held {
     refill: Option<Arc<Refill>>,
     /// The mirror is to be freed when the process is back.
     is_due: bool,
-    parked: Parked,
 }
 
 /// Memory that is held for all processes of a job, by their IDs in the job's PID namespace.
@@ -298,53 +285,6 @@ impl Holdings {
         }
     }
 
-    /// Keeps descriptors for a process; `None` stands for descriptors that were not received. Returns whether all of this
-    /// attempt are kept, and the descriptors to drop.
-    #[must_use]
-    pub fn park(
-        &mut self,
-        pid: u32,
-        handle: &Arc<ProcessHandle>,
-        descriptors: Option<Vec<OwnedFd>>,
-    ) -> (bool, Vec<Option<OwnedFd>>) {
-        let held = self.processes.entry(pid).or_default();
-        held.handle = Some(Arc::clone(handle));
-        let is_received = descriptors.is_some();
-        let descriptors = descriptors.unwrap_or_default().into_iter().map(Some);
-        if is_received && !held.parked.has_failed {
-            held.parked.descriptors.extend(descriptors);
-            return (true, Vec::new());
-        }
-        held.parked.has_failed = true;
-        let mut dropped = std::mem::take(&mut held.parked.descriptors);
-        dropped.extend(descriptors);
-        (false, dropped)
-    }
-
-    pub fn parked_count(&self, pid: u32) -> usize {
-        self.processes.get(&pid).map_or(0, |held| held.parked.descriptors.len())
-    }
-
-    /// Returns parked memory, each descriptor once: the whole range, or nothing.
-    pub fn unpark(&mut self, pid: u32, first: usize, count: usize) -> Vec<OwnedFd> {
-        let asked = first.checked_add(count).and_then(|end| {
-            let held = self.processes.get_mut(&pid)?;
-            held.parked.descriptors.get_mut(first..end)
-        });
-        match asked {
-            Some(asked) if asked.iter().all(Option::is_some) => {
-                asked.iter_mut().filter_map(Option::take).collect()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Removes the parked memory of a process that is attached to its GPUs.
-    #[must_use]
-    pub fn take_parked(&mut self, pid: u32) -> Parked {
-        self.processes.get_mut(&pid).map(|held| std::mem::take(&mut held.parked)).unwrap_or_default()
-    }
-
     /// Removes everything held for a process that has restarted.
     #[must_use]
     pub fn forget(&mut self, pid: u32) -> Option<Held> {
@@ -378,7 +318,6 @@ impl Holdings {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
     use std::process::{Command, Stdio};
     use std::time::Duration;
@@ -491,33 +430,5 @@ mod tests {
         assert_eq!(holdings.remove_unexpected(|pid| (pid == 1).then_some(&handle)).len(), 1);
         assert!(holdings.mirror(1).is_some() && holdings.mirror(2).is_none() && holdings.mirror(3).is_some());
         assert!(holdings.remove_unexpected(|_| None).is_empty(), "already removed");
-    }
-
-    #[test]
-    fn parked_memory_is_returned_once_and_completely() {
-        let (mut holdings, handle) = (Holdings::default(), own_handle());
-        let file = File::open("/dev/null").expect("opened");
-        let some =
-            |count| Some((0..count).map(|_| file.as_fd().try_clone_to_owned().expect("a copy")).collect());
-        assert!(holdings.park(1, &handle, some(2)).0 && holdings.park(1, &handle, some(1)).0);
-        assert_eq!(holdings.parked_count(1), 3);
-        for (first, count) in [(0, 4), (3, 1), (usize::MAX, 2)] {
-            assert!(holdings.unpark(1, first, count).is_empty(), "{count} from {first}");
-        }
-        assert!(holdings.unpark(2, 0, 1).is_empty());
-        assert_eq!(holdings.unpark(1, 1, 2).len(), 2);
-        assert!(holdings.unpark(1, 0, 2).is_empty(), "one of them was returned");
-        assert_eq!(holdings.unpark(1, 0, 1).len(), 1);
-        assert_eq!(holdings.parked_count(1), 3, "their numbers are unchanged");
-
-        // If one descriptor cannot be kept, none is until the next attempt.
-        drop(holdings.take_parked(1));
-        assert!(holdings.park(1, &handle, some(2)).0);
-        let (is_kept, dropped) = holdings.park(1, &handle, None);
-        assert!(!is_kept && dropped.len() == 2 && holdings.parked_count(1) == 0);
-        let (is_kept, dropped) = holdings.park(1, &handle, some(1));
-        assert!(!is_kept && dropped.len() == 1 && holdings.parked_count(1) == 0);
-        drop(holdings.take_parked(1));
-        assert!(holdings.park(1, &handle, some(1)).0);
     }
 }

@@ -35,11 +35,11 @@
 //! | `prepare.rs` | before a dump, while the job runs: every process with device memory gets a mirror |
 //! | `cut.rs` | before a dump: all ranks of NCCL stop at the same step |
 //! | `deliver.rs` | after a dump: gives processes what they need to restore their GPU state |
-//! | `mirrors.rs` | mirrors and parked memory |
+//! | `mirrors.rs` | mirrors |
 //! | `unchanged.rs` | which parts of a mirror need not be read again for the store |
 //! | `partial.rs` | mirrors that hold only what the store lacks |
 //! | `window.rs` | instead of a mirror: memory that goes to the store while its process is being detached |
-//! | `broker.rs` | device memory that processes share |
+//! | `broker.rs` | device memory that processes share or have parked |
 //! | `lease.rs` | whether a file is open elsewhere |
 //! | `device_files.rs` | keeps the GPUs open while no process of the job does |
 //! | `restore_memory.rs` | how much device memory the restores take, and the wait for it |
@@ -380,6 +380,7 @@ impl Agents {
         let summary = self.await_all(quiesced, deadline);
         let ended = self.shared.lock().holdings.remove_ended();
         drop(ended);
+        self.shared.broker.forget_ended();
         summary
     }
 
@@ -408,6 +409,11 @@ impl Agents {
             }
             self.shared.wait(&mut state, left.min(PROCESS_POLL_INTERVAL));
         }
+    }
+
+    /// Frees the memory that detached processes have parked: they were killed.
+    pub fn forget_parked(&self) {
+        self.shared.broker.forget_parked();
     }
 
     /// Takes over the mirrors of processes that are about to be restored, and where these are restored, by their IDs in the
@@ -452,6 +458,8 @@ impl Drop for Agents {
             // Its thread wakes and ends.
             connection.stream.shut_down();
         }
+        // The next start needs the memory, which those threads would hold until they have ended.
+        self.shared.broker.close();
     }
 }
 

@@ -124,6 +124,8 @@ struct MirrorRequest {
     used_bytes: Option<u64>,
     /// The agent can hand its memory out through a window.
     supports_reads: bool,
+    /// Its memory can stay on the GPU. Otherwise all of it is copied back after each dump.
+    parks_by_key: bool,
     /// It gets a window rather than a mirror.
     is_window: bool,
     current: Option<Mirror>,
@@ -176,7 +178,8 @@ impl MirrorRequest {
             return;
         }
         let may_be_partial = matches!(mode, MirrorMode::Changed | MirrorMode::None);
-        self.changes = self.changes.filter(|_| may_be_partial && self.content_bytes.is_some());
+        let is_supported = self.parks_by_key && self.content_bytes.is_some();
+        self.changes = self.changes.filter(|_| may_be_partial && is_supported);
         let captures = self.changes.map_or(0, |changes| changes.captures);
         self.current = self.current.take().filter(|mirror| mirror.is_complete(captures, present));
         if let Some(changes) = self.changes.filter(|_| self.current.is_some()) {
@@ -354,6 +357,7 @@ impl State {
                     changes,
                     used_bytes,
                     supports_reads: one.supports_reads,
+                    parks_by_key: one.parks_by_key,
                     is_window: false,
                     current,
                 });
@@ -418,7 +422,7 @@ mod tests {
     use std::thread::{self, JoinHandle};
 
     use ckpt_protocol::agent::{
-        Capture, FromAgent, GpuReport, Hello, PROTOCOL_VERSION, Region, RegionFlags, RegionKind,
+        Capture, FromAgent, GpuReport, Hello, PROTOCOL_VERSION, Region, RegionFlags, RegionKind, ShareKey,
     };
     use ckpt_protocol::descriptors;
     use ckpt_snapshot::{DataFile, RelPath};
@@ -474,6 +478,10 @@ mod tests {
         preparing.join().expect("no panic").expect("prepared")
     }
 
+    fn keys(letters: &str) -> Vec<ShareKey> {
+        letters.bytes().map(|letter| ShareKey(letter.into())).collect()
+    }
+
     fn file_with(text: &str) -> OwnedFd {
         let file = tempfile::tempfile().expect("a file");
         file.write_all_at(text.as_bytes(), 0).expect("written");
@@ -486,9 +494,17 @@ mod tests {
         String::from_utf8_lossy(&content[..bytes]).into_owned()
     }
 
+    /// Parks memory; the key of each piece is its first letter.
     fn park(stream: &UnixStream, texts: &[&str]) {
         let files: Vec<_> = texts.iter().map(|text| file_with(text)).collect();
-        send(stream, &FromAgent::Park { count: files.len() });
+        send(
+            stream,
+            &FromAgent::Park {
+                pid: 1,
+                keys: texts.iter().flat_map(|text| keys(text)).collect(),
+                instance: 0,
+            },
+        );
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         descriptors::send(stream.as_fd(), &files).expect("sent");
     }
@@ -509,22 +525,30 @@ mod tests {
         GpuReport { regions: vec![region], ..GpuReport::default() }
     }
 
-    /// Returns as an agent whose process is off the GPU. The result is the stream, number, size and file of the mirror, and
-    /// the number of parked descriptors.
-    fn return_detached(path: &Path, pid: u32, attempt: u64) -> (UnixStream, u64, u64, Option<File>, usize) {
+    /// Returns as an agent whose process is off the GPU. The result is the stream, number, size and file of the mirror, which
+    /// is whole unless `is_partial`.
+    fn return_detached(
+        path: &Path,
+        pid: u32,
+        attempt: u64,
+        is_partial: bool,
+    ) -> (UnixStream, u64, u64, Option<File>) {
         let stream = connect(path);
         let version = PROTOCOL_VERSION;
         let FromAgent::Hello(plain) = hello(pid, Some(attempt)) else { unreachable!("a hello") };
         send(&stream, &FromAgent::Hello(Hello { is_detached: true, supports_activity: true, ..plain }));
         assert_eq!(receive(&stream).expect("a message"), ToAgent::Welcome { version });
         let message = receive(&stream).expect("a message");
-        let ToAgent::Deliver { mirror, bytes, parked, .. } = message else { panic!("{message:?}") };
+        let ToAgent::Deliver { mirror, bytes, parked: 0, may_stay, .. } = message else {
+            panic!("{message:?}")
+        };
+        assert_eq!(may_stay, bytes > 0 && !is_partial);
         let file = (bytes > 0).then(|| descriptors::receive(stream.as_fd(), 1).expect("a file"));
-        (stream, mirror, bytes, file.and_then(|mut files| files.pop()).map(File::from), parked)
+        (stream, mirror, bytes, file.and_then(|mut files| files.pop()).map(File::from))
     }
 
-    fn unpark(stream: &UnixStream, first: usize, count: usize) -> Vec<String> {
-        send(stream, &FromAgent::Unpark { first, count });
+    fn unpark(stream: &UnixStream, letters: &str) -> Vec<String> {
+        send(stream, &FromAgent::Unpark { pid: 1, keys: keys(letters) });
         let message = receive(stream).expect("a message");
         let ToAgent::Unparked { count } = message else { panic!("{message:?}") };
         descriptors::receive(stream.as_fd(), count).expect("files").into_iter().map(text_in).collect()
@@ -596,7 +620,7 @@ mod tests {
         let quiesced = quiesce_agent(&agents, stream, 1, report);
         drop(prepared);
         agents.resume_listening().expect("listening again");
-        let (stream, ..) = return_detached(&path, 1, 1);
+        let (stream, ..) = return_detached(&path, 1, 1, true);
         assert_eq!(agents.await_return(&quiesced, SHORT).missing.len(), 1);
 
         let mirror = quiesced.gpu()[0].mirror.as_ref().expect("a mirror");
@@ -648,14 +672,13 @@ mod tests {
         assert_eq!(&content, b"captured");
 
         agents.resume_listening().expect("listening again");
-        let (stream, again, bytes, file, parked) = return_detached(&path, 1, 2);
-        assert_eq!((again, bytes, parked), (number, 6 * MIB, 3));
+        let (stream, again, bytes, file) = return_detached(&path, 1, 2, false);
+        assert_eq!((again, bytes), (number, 6 * MIB));
         file.expect("a mirror").read_exact_at(&mut content, MIB).expect("read");
         assert_eq!(&content, b"captured");
-        assert_eq!(unpark(&stream, 1, 2), ["b", "c"]);
-        assert_eq!(unpark(&stream, 1, 1), [""; 0], "already returned");
-        assert_eq!(unpark(&stream, 0, usize::MAX), [""; 0]);
-        assert_eq!(unpark(&stream, 0, 1), ["a"]);
+        assert_eq!(unpark(&stream, "bc"), ["b", "c"]);
+        assert_eq!(unpark(&stream, "ad"), [""; 0], "it does not have all of them");
+        assert_eq!(unpark(&stream, "ac"), ["a", "c"], "they stay parked");
         send(&stream, &FromAgent::Reconnected { attempt: 2, restored: false, copied_bytes: 77, lost: None });
         let summary = agents.await_return(&quiesced, LONG);
         assert_eq!((summary.continued, summary.copied_bytes), (1, 77));
@@ -820,7 +843,7 @@ mod tests {
             park(&stream, &["a"]);
             assert_eq!(receive(&stream).expect("a message"), ToAgent::Parked { is_kept: true });
             // Two descriptors are announced and one arrives, as when there are too many open files.
-            send(&stream, &FromAgent::Park { count: 2 });
+            send(&stream, &FromAgent::Park { pid: 1, keys: keys("bc"), instance: 0 });
             descriptors::send(stream.as_fd(), &[file_with("b").as_fd()]).expect("sent");
             assert_eq!(receive(&stream).expect("a message"), ToAgent::Parked { is_kept: false });
             send(&stream, &FromAgent::Quiesced { attempt: 1, gpu: Some(report()) });
@@ -829,13 +852,15 @@ mod tests {
         detaching.join().expect("an agent");
         assert!(quiesced.gpu()[0].mirror.is_none(), "it was not prepared");
         agents.resume_listening().expect("listening again");
-        let (stream, number, bytes, file, parked) = return_detached(&path, 1, 1);
-        assert_eq!((number, bytes, parked), (0, 0, 0));
+        let (stream, number, bytes, file) = return_detached(&path, 1, 1, false);
+        assert_eq!((number, bytes), (0, 0));
         assert!(file.is_none());
+        assert_eq!(unpark(&stream, "a"), ["a"]);
+        assert_eq!(unpark(&stream, "b"), [""; 0]);
         send(&stream, &FromAgent::Reconnected { attempt: 1, restored: false, copied_bytes: 1, lost: None });
         assert_eq!(agents.await_return(&quiesced, LONG).copied_bytes, 1);
 
-        // The next attempt starts without parked memory.
+        // So it is in the next attempt, and after one that is refused.
         let detaching = thread::spawn(move || {
             expect_quiesce(&stream, 2);
             park(&stream, &["a"]);
@@ -852,11 +877,7 @@ mod tests {
         detaching.join().expect("an agent");
         assert!(quiesced.gpu().is_empty());
         agents.resume_listening().expect("listening again");
-        assert_eq!(
-            return_detached(&path, 1, 3).4,
-            0,
-            "memory parked in the refused attempt was returned to the process"
-        );
+        assert_eq!(unpark(&return_detached(&path, 1, 3, false).0, "a"), ["a"]);
     }
 
     #[test]
@@ -865,13 +886,13 @@ mod tests {
         let agents = Agents::listen(&path, LONG).expect("listening");
         let mirror = |number| Mirror::to_be_filled(number, 2 * MIB, false).expect("a mirror");
         agents.adopt([(1, mirror(71)), (2, mirror(72))], BTreeMap::new());
-        let (stream, number, bytes, file, parked) = return_detached(&path, 1, 6);
-        assert_eq!((number, bytes, parked), (71, 2 * MIB, 0));
+        let (stream, number, bytes, file) = return_detached(&path, 1, 6, false);
+        assert_eq!((number, bytes), (71, 2 * MIB));
         assert!(file.is_some());
         agents.drop_unexpected_mirrors(&Quiesced { attempt: 6, detached: Vec::new(), gpu: Vec::new() });
         send(&stream, &FromAgent::Reconnected { attempt: 6, restored: true, copied_bytes: 0, lost: None });
         until_count(&agents, 1);
-        assert_eq!(return_detached(&path, 2, 6).2, 0, "process 2 counts as exited");
+        assert_eq!(return_detached(&path, 2, 6, false).2, 0, "process 2 counts as exited");
         let agents = Arc::new(agents);
         let preparing = start_prepare(&agents, 7, LONG);
         assert_eq!(stage(&stream, 7, MIB).0, 71);

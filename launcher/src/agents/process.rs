@@ -163,10 +163,12 @@ pub enum QuiesceError {
         source: io::Error,
     },
     /// The ranks did not reach a consistent cut. All of them run on.
-    #[error("{reason}")]
+    #[error("{reason} (given up after {:.1}s)", .after.as_secs_f64())]
     NoCut {
         /// What the last attempt waited for, by processes and calls of NCCL.
         reason: String,
+        /// How long it took to find that out, all attempts and the wait for processes that were detached included.
+        after: Duration,
     },
     /// The checkpoint is not wanted any more: the job is being ended. All ranks run on.
     #[error("the job is being ended")]

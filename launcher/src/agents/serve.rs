@@ -33,9 +33,9 @@ impl Shared {
     pub(super) fn send_quiesce(&self, stream: &AgentStream, attempt: u64, end: Instant) {
         let timeout = end.saturating_duration_since(Instant::now()) / 8 * 7;
         let timeout_ms = timeout.as_millis().try_into().unwrap_or(u64::MAX);
-        let park = self.parks_memory.load(Ordering::Relaxed);
+        let park_by_key = self.parks_memory.load(Ordering::Relaxed);
         let measures = self.gpus.has_answered();
-        let message = ToAgent::Quiesce { attempt, timeout_ms, park, measures };
+        let message = ToAgent::Quiesce { attempt, timeout_ms, park: false, park_by_key, measures };
         stream.send_or_log(&message, &[], "an agent cannot be asked to detach");
     }
 
@@ -61,6 +61,7 @@ impl Shared {
             handle: Arc::clone(&handle),
             is_registered: false,
             supports_reads: false,
+            parks_by_key: false,
             supports_loads: false,
             asked: None,
             preparation: None,
@@ -90,8 +91,8 @@ impl Shared {
     /// Serves a connection from the hello to its end.
     fn serve_connection(&self, id: u64, stream: &AgentStream) -> ConnectionEnd {
         match self.handshake(id, stream) {
-            Ok(true) => {}
-            Ok(false) => return ConnectionEnd::Lost,
+            Ok(None) => {}
+            Ok(Some(end)) => return end,
             Err(error) => {
                 debug!(id, error = &error as &dyn std::error::Error, "the handshake with an agent failed");
                 return ConnectionEnd::Lost;
@@ -143,9 +144,6 @@ impl Shared {
             FromAgent::Released { problem } => self.record_release(id, problem),
             FromAgent::Staged { attempt } => self.record_step(id, attempt, Step::Staged),
             FromAgent::Measure { .. } => self.measure(id, stream)?,
-            FromAgent::Park { count } => self.park(id, stream, count)?,
-            // An attempt that fails after memory was parked takes the memory back before reporting the failure.
-            FromAgent::Unpark { first, count } => self.return_parked(id, stream, first, count)?,
             FromAgent::Fill { ranges } => {
                 let pid = self.lock().connections.get(&id).and_then(|connection| connection.process.pid);
                 self.fill(stream, pid, ranges)?;
@@ -220,9 +218,6 @@ impl Shared {
     fn record_refusal(&self, id: u64, attempt: u64, reason: String) -> Option<(u64, Instant)> {
         let mut state = self.lock();
         let phase = state.phase;
-        // The process runs on with all its memory.
-        let pid = state.connections.get(&id)?.process.pid;
-        let parked = pid.map(|pid| state.holdings.take_parked(pid));
         let connection = state.connections.get_mut(&id)?;
         let again = match phase {
             Phase::Quiescing { attempt: current, .. } if current == attempt => {
@@ -243,22 +238,21 @@ impl Shared {
             }
         };
         self.changed.notify_all();
-        drop(state);
-        drop(parked);
         again
     }
 
-    /// Receives the hello and the messages that belong to it. Returns whether the connection is to be served further.
-    fn handshake(&self, id: u64, stream: &AgentStream) -> Result<bool, FrameError> {
+    /// Receives the hello and the messages that belong to it. Returns how the connection ended, if it is not to be served
+    /// further.
+    fn handshake(&self, id: u64, stream: &AgentStream) -> Result<Option<ConnectionEnd>, FrameError> {
         let hello = match stream.receive()? {
             FromAgent::Hello(hello) => hello,
             message if broker::sender(&message).is_some() => {
                 self.serve_broker_message(id, stream, &message)?;
-                return Ok(false);
+                return Ok(Some(ConnectionEnd::Answered));
             }
             message => {
                 warn!(id, ?message, "an agent did not begin with a hello");
-                return Ok(false);
+                return Ok(Some(ConnectionEnd::Lost));
             }
         };
         let answer = ToAgent::answer(&hello);
@@ -271,43 +265,34 @@ impl Shared {
                 let lost = Returned { restored: true, copied_bytes: 0, lost: Some(reason) };
                 self.register(id, Hello { supports_cut: false, ..hello }, Some(lost));
             }
-            return Ok(false);
+            return Ok(Some(ConnectionEnd::Lost));
         }
         let returned = match hello.away {
             None => None,
-            Some(_) => {
-                match self.receive_return(id, stream, &hello).inspect_err(|_| self.drop_parked(hello.pid))? {
-                    FromAgent::Reconnected { attempt, restored, copied_bytes, lost } => {
-                        debug!(
-                            id,
-                            pid = hello.pid,
-                            attempt,
-                            restored,
-                            copied_bytes,
-                            lost,
-                            "an agent has returned"
-                        );
-                        Some(Returned { restored, copied_bytes, lost })
-                    }
-                    message => {
-                        warn!(id, ?message, "an agent that had detached did not report its return");
-                        return Ok(false);
-                    }
+            Some(_) => match self.receive_return(id, stream, &hello)? {
+                FromAgent::Reconnected { attempt, restored, copied_bytes, lost } => {
+                    debug!(
+                        id,
+                        pid = hello.pid,
+                        attempt,
+                        restored,
+                        copied_bytes,
+                        lost,
+                        "an agent has returned"
+                    );
+                    Some(Returned { restored, copied_bytes, lost })
                 }
-            }
+                message => {
+                    warn!(id, ?message, "an agent that had detached did not report its return");
+                    return Ok(Some(ConnectionEnd::Lost));
+                }
+            },
         };
         stream.set_read_timeout(None)?;
         if let Some((attempt, end)) = self.register(id, hello, returned) {
             self.send_quiesce(stream, attempt, end);
         }
-        Ok(true)
-    }
-
-    /// Frees parked memory that is no longer asked for: the process allocates new memory, and the device needs the
-    /// room.
-    fn drop_parked(&self, pid: u32) {
-        let parked = self.lock().holdings.take_parked(pid);
-        drop(parked);
+        Ok(None)
     }
 
     /// Registers an agent. Returns the attempt for which it has to detach, if one is under way.
@@ -319,7 +304,9 @@ impl Shared {
         connection.process.pid = Some(hello.pid);
         connection.process.exe = hello.exe;
         connection.is_registered = true;
-        connection.supports_reads = hello.supports_reads;
+        // Memory that was read through a window has to be parked.
+        connection.supports_reads = hello.supports_reads && hello.parks_by_key;
+        connection.parks_by_key = hello.parks_by_key;
         connection.supports_loads = hello.supports_loads;
         connection.activity_query =
             if hello.supports_activity { ActivityQuery::NotAsked } else { ActivityQuery::Unsupported };
@@ -332,7 +319,6 @@ impl Shared {
             _ => None,
         };
         let arrival = Arrival { connection: id, process: connection.process.clone(), returned };
-        let parked = state.holdings.take_parked(hello.pid);
         let refill = state.holdings.take_refill(hello.pid);
         let restarted = arrival.returned.is_none().then(|| {
             self.migrations.lock().forget(hello.pid);
@@ -351,7 +337,7 @@ impl Shared {
         self.changed.notify_all();
         drop(state);
         self.send_orders();
-        drop((parked, refill, restarted));
+        drop((refill, restarted));
         attempt
     }
 

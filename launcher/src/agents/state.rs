@@ -71,6 +71,8 @@ pub(super) struct Connection {
     pub(super) is_registered: bool,
     /// The agent can hand its memory out through a window.
     pub(super) supports_reads: bool,
+    /// Whether the agent parks memory by keys.
+    pub(super) parks_by_key: bool,
     /// The restored process can load its memory through a window.
     pub(super) supports_loads: bool,
     /// The attempt of a Quiesce that the agent has not answered, or has refused in the current attempt.
@@ -103,6 +105,8 @@ pub(super) struct Returned {
 pub(super) enum ConnectionEnd {
     /// The connection failed or the process ended.
     Lost,
+    /// It was made for one request, which was answered.
+    Answered,
     /// The agent has detached for a dump and reported what was on its process's GPUs.
     Detached(Option<Box<GpuReport>>),
 }

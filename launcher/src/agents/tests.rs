@@ -56,6 +56,7 @@ pub(super) fn hello(pid: u32, away: Option<u64>) -> FromAgent {
         supports_cut: false,
         supports_reads: false,
         supports_loads: false,
+        parks_by_key: true,
         instance: 0,
     })
 }
@@ -543,6 +544,7 @@ fn an_agent_of_another_version_that_waits_for_its_state_is_a_loss() {
         supports_cut: false,
         supports_reads: false,
         supports_loads: false,
+        parks_by_key: false,
         instance: 0,
     };
     send(&stream, &FromAgent::Hello(hello));

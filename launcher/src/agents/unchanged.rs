@@ -12,7 +12,8 @@
 //! # Correctness
 //! Only captures write to a mirror that has content:
 //!
-//! - The process has the mirror mapped from staging on. Only captures of the interposer write to it
+//! - The process has the mirror mapped from staging on. After a resume it has it mapped until the next checkpoint, and its
+//!   threads cannot access it. Only captures of the interposer write to it
 //!   (`interpose/src/cuda/capture`), including the trial whether hashing pays off, which is part of a capture. Restoring
 //!   GPU state only reads it. Children of a fork and other programs do not have it mapped.
 //! - Before a capture, the agent frees chunks of zeroes and places that are not in use. The former read as zeroes as

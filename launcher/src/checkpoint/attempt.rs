@@ -14,7 +14,7 @@ use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
 use crate::checkpoint::dump::{Dumped, Frozen, Outputs};
 use crate::checkpoint::nodes::PartAttempt;
-use crate::criu::{ImageError, Pagemap, chunk_ends};
+use crate::criu::{ImageError, Pagemap, chunk_ends, failed_processes};
 use crate::files::capture::Capture;
 use crate::files::held;
 use crate::files::inventory::{INVENTORY, Inventory};
@@ -32,7 +32,7 @@ use ckpt_snapshot::{
     AgentsRecord, Cancellable, CutRecord, Input, Manifest, OpenError, ProcessTree, ReadError, RelPath,
     SaveError, SnapshotId, SnapshotWriter, Source, faults,
 };
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub enum AttemptError {
     #[error(transparent)]
     List(#[from] ReadError),
     /// CRIU could not dump the job.
-    #[error("the job cannot be saved as it is: {reason}. Look at docs/limits.md for what to do about it. CRIU's log is in {log}", log = log.display())]
+    #[error("the job cannot be saved as it is: {reason}. Look at `ckpt-run docs limits` for what to do about it. CRIU's log is in {log}", log = log.display())]
     Dump {
         /// The reason, for people.
         reason: String,
@@ -183,15 +183,14 @@ impl Attempt<'_> {
         let has_windows = prepared.as_ref().is_some_and(Prepared::has_windows);
         let (mut writer, in_memory) = self.begin(&id, needed_bytes, survey.memory_bytes, has_windows)?;
         let staging = self.staging(survey.memory_bytes)?;
-        if let Err(error) = staging.warm(survey.memory_bytes) {
-            tracing::debug!("memory for the images could not be allocated in advance: {error}");
-        }
         let copies = staging.subdir("files").map_err(AttemptError::Staging)?;
         let held = self.parts.dir.held_dir(&id);
         let CheckpointerParts { file_rules, identity, .. } = self.parts;
+        let record = history.files.is_tracked().then(|| tracking::open(&self.parts.dir, &id)).flatten();
         let mut capture =
             Capture::new(file_rules, &mut history.files, self.root(), &identity.cwd, &copies, held)
-                .within(staging.room_bytes(survey.memory_bytes));
+                .within(staging.room_bytes(survey.memory_bytes))
+                .recorded_by(record.as_ref());
         capture.touch(self.parts.job.namespace.written_files(None).ok().flatten());
         capture.prepare();
         self.vote()?;
@@ -203,7 +202,8 @@ impl Attempt<'_> {
             let outputs = Outputs { files: &mut capture, storing };
             self.dump_with_retries(&id, &staging, prepared, precopied, survey.memory_bytes, outputs)
         })?;
-        drop((capture, staging));
+        drop(capture);
+        drop((record, staging));
         history.precopy.measure(dumped.precopied.is_some(), dumped.stall_s, survey.memory_bytes);
         self.parts.status.disturb(false);
         // Connections to the other nodes are part of the snapshot.
@@ -213,25 +213,40 @@ impl Attempt<'_> {
         self.has_thawed()?;
         drop(raised);
         let inventory = dumped.frozen.files.take_inventory();
+        let failed = failed_processes(&|name| dumped.images.read(name));
+        let failed = failed.map_err(|error| AttemptError::Staging(io::Error::other(error)))?;
+        dumped.failed_process = history.failures.note(failed, Instant::now());
         let (manifest, unread_bytes) = self.persist(id, writer, dumped, &copies, &inventory)?;
         self.await_commit(&manifest)?;
         let uncovered_files = inventory.uncovered.clone();
         history.files.committed(&manifest, inventory);
-        let saved = Saved {
+        let saved = self.saved(&manifest, unread_bytes, in_memory, uncovered_files);
+        self.parts.status.saved(&saved);
+        history.has_garbage |= self.committed(history, &manifest.id, in_memory);
+        Ok(saved)
+    }
+
+    /// The summary of a saved snapshot.
+    fn saved(
+        &self,
+        manifest: &Manifest,
+        unread_bytes: u64,
+        in_memory: bool,
+        uncovered_files: BTreeMap<String, String>,
+    ) -> Saved {
+        Saved {
             id: manifest.id.to_string(),
             bytes: manifest.data_bytes(),
             stored_bytes: manifest.stored_bytes,
             unread_bytes,
             stall_s: manifest.stall_s,
-            cut: cut_time(&manifest),
+            cut: cut_time(manifest),
             durable_s: self.begun.elapsed().as_secs_f64(),
             taken_unix_ms: manifest.taken_unix_ms,
             in_memory,
+            is_doubtful: manifest.is_doubtful(),
             uncovered_files,
-        };
-        self.parts.status.saved(&saved);
-        history.has_garbage |= self.committed(&manifest.id, in_memory);
-        Ok(saved)
+        }
     }
 
     /// Surveys the job, and refuses what cannot be saved before anything is changed.
@@ -276,8 +291,8 @@ impl Attempt<'_> {
     }
 
     /// Hands a committed snapshot to the persister or the uploader, and prunes older ones. Returns whether any were
-    /// pruned.
-    fn committed(&self, id: &SnapshotId, in_memory: bool) -> bool {
+    /// pruned, or deleted by `ckpt-run rm` since the last commit.
+    fn committed(&self, history: &mut AttemptHistory, id: &SnapshotId, in_memory: bool) -> bool {
         let CheckpointerParts { store, dir, retention, status, uploader, persister, ownership, .. } =
             self.parts;
         match persister {
@@ -293,8 +308,10 @@ impl Attempt<'_> {
         }
         let before = |ids: &[SnapshotId]| Ok(ownership.before_deletion(ids)?);
         let is_pruned = tiers::prune(store, dir, retention, status.last_progress_unix_ms(), before);
+        let listed = tiers::list_local(store);
+        let is_deleted = listed.as_ref().is_ok_and(|listed| history.note_stored(listed));
         let present = || -> Result<_, ReadError> {
-            let listed = tiers::list_local(store)?;
+            let listed = listed?;
             if let Some(oldest) = listed.first() {
                 tracking::sweep(dir, &oldest.id);
             }
@@ -303,7 +320,7 @@ impl Attempt<'_> {
         if let Err(error) = held::sweep(dir, present) {
             tracing::debug!("cannot delete files that were held for deleted snapshots: {error}");
         }
-        is_pruned
+        is_pruned || is_deleted
     }
 
     /// Prepares the agents while the job runs, which has `memory_bytes` of host memory.
@@ -330,7 +347,11 @@ impl Attempt<'_> {
             );
         };
         let staging = Staging::for_images(image_bytes, 0, self.parts.staging_dir.as_deref(), tell);
-        staging.map(Arc::new).map_err(AttemptError::Staging)
+        let staging = staging.map_err(AttemptError::Staging)?;
+        if let Err(error) = staging.warm(image_bytes) {
+            tracing::debug!("memory for the images could not be allocated in advance: {error}");
+        }
+        Ok(Arc::new(staging))
     }
 
     /// Stores the images and the device memory while the job runs. Also returns the bytes that were known to be stored
@@ -365,9 +386,10 @@ impl Attempt<'_> {
         let cut = dumped
             .cut
             .map(|cut| CutRecord { duration_s: cut.duration.as_secs_f64(), attempts: cut.attempts });
-        let part = self.part_record(&dumped.frozen);
+        let (part, failed_process) = (self.part_record(&dumped.frozen), dumped.failed_process);
         let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
-        let manifest = Manifest { part, cut, gpu: processes, inventory: Some(list_path), ..manifest };
+        let inventory = Some(list_path);
+        let manifest = Manifest { part, cut, gpu: processes, inventory, failed_process, ..manifest };
         if let Some(claim) = self.parts.ownership.claimed_elsewhere() {
             return Err(claim.into());
         }

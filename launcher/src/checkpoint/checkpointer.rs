@@ -5,6 +5,7 @@
 
 use crate::agents::MirrorMode;
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError, Destination};
+use crate::checkpoint::failed_processes::FailedProcesses;
 use crate::checkpoint::nodes::PartAttempt;
 use crate::checkpoint::precopy::{Precopy, Trials};
 use crate::checkpoint::running_job::RunningJob;
@@ -18,7 +19,7 @@ use crate::persist::upload::Uploader;
 use crate::store::tiers;
 use crate::sys::background::Background;
 use ckpt_protocol::control::Saved;
-use ckpt_snapshot::{JobDir, JobIdentity, Retention, Tiers};
+use ckpt_snapshot::{FailedProcess, JobDir, JobIdentity, Listed, Retention, SnapshotId, Tiers};
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -76,23 +77,37 @@ pub struct AttemptHistory {
     pub(super) files: FileHistory,
     /// Snapshots were removed, and the data that only they needed is still in the store.
     pub(super) has_garbage: bool,
+    /// The snapshots in the store after the last commit.
+    stored: HashSet<SnapshotId>,
     /// Whether copying memory before the dump has paid.
     pub(super) precopy: Trials,
+    /// Processes of the job that have failed.
+    pub(super) failures: FailedProcesses,
     /// Remote ends of connections out of the job that were reported.
     reported_peers: HashSet<String>,
 }
 
 impl AttemptHistory {
-    /// Before the first attempt. An earlier session may have left garbage.
+    /// Before the first attempt. `failed` is that of the snapshot from which the job was resumed. An earlier session may
+    /// have left garbage.
     #[must_use]
-    pub fn new(files: FileHistory) -> Self {
+    pub fn new(files: FileHistory, failed: Option<FailedProcess>) -> Self {
         Self {
             attempts: 0,
             files,
             has_garbage: true,
+            stored: HashSet::new(),
             precopy: Trials::default(),
+            failures: FailedProcesses::resumed(failed, Instant::now()),
             reported_peers: HashSet::new(),
         }
+    }
+
+    /// Notes which snapshots are stored. Returns whether any are gone that were there before.
+    pub(super) fn note_stored(&mut self, listed: &[Listed]) -> bool {
+        let stored = listed.iter().map(|listed| listed.id.clone()).collect();
+        let before = std::mem::replace(&mut self.stored, stored);
+        !before.is_subset(&self.stored)
     }
 
     /// Reports each connection that a resume will not restore, once.

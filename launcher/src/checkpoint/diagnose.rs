@@ -27,7 +27,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "anon_inode:[io_uring]",
         "an io_uring",
-        "it was opened by a process that ckpt-run did not start, or ckpt-run has no CAP_SYS_ADMIN to forbid it (docs/privileges.md)",
+        "it was opened by a process that ckpt-run did not start, or ckpt-run has no CAP_SYS_ADMIN to forbid it (`ckpt-run docs privileges`)",
     ),
     ("anon_inode:kvm", "a virtual machine", "virtual machines have their own snapshots"),
     ("/dev/kvm", "the virtual machine device /dev/kvm", "virtual machines have their own snapshots"),

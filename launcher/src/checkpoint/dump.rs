@@ -23,8 +23,8 @@ use crate::job::attempt_logs::prune_attempt_logs;
 use crate::namespace::{DescriptorState, NamespaceError, PeekedQueue, Survey, inside};
 use crate::sys::deadline::{DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT, SOCKET_OPTIONS_TIMEOUT};
 use ckpt_snapshot::{
-    AgentsRecord, Directory, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord, TtyRecord, faults,
-    write_atomically,
+    AgentsRecord, Directory, FailedProcess, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord,
+    TtyRecord, faults, write_atomically,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -82,6 +82,8 @@ pub(super) struct Dumped {
     pub(super) cut: Option<CutCost>,
     /// State from the GPUs.
     pub(super) gpu: Vec<GpuState>,
+    /// A process of the job that has failed.
+    pub(super) failed_process: Option<FailedProcess>,
     /// Holds the memory of the images.
     _staging: Arc<Staging>,
 }
@@ -190,6 +192,9 @@ impl Attempt<'_> {
         let result = self.dump(id, staging, work, (tries, precopied), deadline, outputs.files);
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
             self.call_back(agents, &away);
+        } else {
+            // The device memory is free before the snapshot is stored.
+            agents.forget_parked();
         }
         let pids = away.processes().filter_map(|process| process.pid).collect();
         let socket = agents.path().to_string_lossy().into_owned();
@@ -263,7 +268,7 @@ impl Attempt<'_> {
             }
             if stage == "post-dump" {
                 self.refuse_lost_messages(&images, &state.queues, &mut unreceived)?;
-                files.touch(tracking::next(&self.parts.job.namespace, &self.parts.dir, id));
+                files.touch(tracking::next(&self.parts.job.namespace, files.next_record()));
                 let mut record = self.record_frozen(&images, &shm, &state, files, deadline)?;
                 self.cross_barriers(&mut record)?;
                 frozen = Some(record);
@@ -293,6 +298,7 @@ impl Attempt<'_> {
             agents: None,
             cut: None,
             gpu: Vec::new(),
+            failed_process: None,
             _staging: Arc::clone(staging),
         })
     }
@@ -306,7 +312,7 @@ impl Attempt<'_> {
         tracing::debug!("looking at the job's descriptors took {} µs", begun.elapsed().as_micros());
         if state.unread_sockets > 0 {
             tracing::warn!(
-                "the options of {} sockets of the job could not be read in {limit:?}: a resume from this snapshot loses those that CRIU does not save (docs/limits.md)",
+                "the options of {} sockets of the job could not be read in {limit:?}: a resume from this snapshot loses those that CRIU does not save (`ckpt-run docs limits`)",
                 state.unread_sockets
             );
         }
@@ -319,7 +325,7 @@ impl Attempt<'_> {
         if !interrupted_calls::has_library(&self.root(), criu_pid) {
             IS_TOLD.call_once(|| {
                 tracing::warn!(
-                    "{} is a static program, or has file capabilities, and loads no library of ckpt-run: `poll`, sleeps and waits with a timeout may return EINTR in the job at a checkpoint and after a resume (docs/limits.md)",
+                    "{} is a static program, or has file capabilities, and loads no library of ckpt-run: `poll`, sleeps and waits with a timeout may return EINTR in the job at a checkpoint and after a resume (`ckpt-run docs limits`)",
                     self.parts.criu.path.display()
                 );
             });

@@ -4,6 +4,7 @@ pub mod attempt;
 pub mod checkpointer;
 pub mod diagnose;
 pub mod dump;
+pub mod failed_processes;
 #[cfg(feature = "faults")]
 pub mod injected;
 pub mod nodes;

@@ -4,6 +4,7 @@ use crate::agents::Agents;
 use crate::files::history::FileHistory;
 use crate::namespace::Namespace;
 use crate::namespace::stdio::Stdio;
+use ckpt_snapshot::FailedProcess;
 
 /// A running job: its namespaces, streams and agents.
 pub struct RunningJob {
@@ -19,4 +20,6 @@ pub struct RunningJob {
     pub agents: Option<Agents>,
     /// Its files, as the snapshot that it was resumed from has them.
     pub files: FileHistory,
+    /// The failed process of that snapshot.
+    pub failed_process: Option<FailedProcess>,
 }

@@ -47,6 +47,8 @@ pub enum Command {
     Ps(JsonArgs),
     /// Explain what happened to a job, why, and what to do
     Explain(ExplainArgs),
+    /// Show what a job wrote last in each of its sessions, and where its logs are
+    Logs(JobArgs),
     /// Show what a job's time went into, as a web page with -o
     Report(ReportArgs),
     /// List snapshots
@@ -81,6 +83,8 @@ pub enum Command {
     Doctor(JsonArgs),
     /// Show the effective options and where each comes from
     Config(JsonArgs),
+    /// Print a page of the documentation
+    Docs(DocsArgs),
     /// Print completions for a shell
     Completions(CompletionsArgs),
     /// Print the manual page
@@ -348,6 +352,14 @@ pub struct DemoArgs {
     /// Run the built-in job even if there is a Python with PyTorch
     #[arg(long)]
     pub plain: bool,
+}
+
+/// Arguments of `docs`.
+#[derive(Debug, Args)]
+pub struct DocsArgs {
+    /// The page, such as `limits` [default: the list of pages]
+    #[arg(id = "PAGE")]
+    pub page: Option<String>,
 }
 
 /// Arguments of `completions`.

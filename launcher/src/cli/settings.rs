@@ -152,7 +152,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("N"),
         default: "3",
         help: "Keep this many snapshots of a job",
-        long_help: "Keep this many snapshots of a job. Older ones are deleted only after a newer one is stored; the last good one is never deleted.",
+        long_help: "Keep this many snapshots of a job. Older ones are deleted only after a newer one is stored; the last good one is never deleted, nor the last one before a process of the job failed.",
         set: |config, option| option.put(&mut config.keep, "a number from 1", positive),
     },
     Setting {
@@ -273,7 +273,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("WHICH"),
         default: "auto",
         help: "Put back the files that the job has written: auto, strict, lenient, or off",
-        long_help: "Which of the files that the job writes are part of its snapshots, so that a resume puts them back:\n  auto     those that the job is known to have written. With the rights for it, the kernel reports them. If one cannot be put back, the resume is refused, and the file is named. Nothing is changed then. Without these rights: as off\n  strict   as auto, but what changes below the working directory counts as the job's where nobody knows (docs/resuming.md)\n  lenient  as strict, but a file that cannot be put back stays as it is, with a warning. The job may then fail, or compute something else\n  off      only files that are open for writing: they are cut to their length at the snapshot",
+        long_help: "Which of the files that the job writes are part of its snapshots, so that a resume puts them back:\n  auto     those that the job is known to have written. With the rights for it, the kernel reports them. If one cannot be put back, the resume is refused, and the file is named. Nothing is changed then. Without these rights: as off\n  strict   as auto, but what changes below the working directory counts as the job's where nobody knows (`ckpt-run docs resuming`)\n  lenient  as strict, but a file that cannot be put back stays as it is, with a warning. The job may then fail, or compute something else\n  off      only files that are open for writing: they are cut to their length at the snapshot",
         set: |config, option| option.put(&mut config.files.coverage, "auto, strict, lenient, or off", named),
     },
     Setting {
@@ -356,7 +356,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("WHICH"),
         default: "host",
         help: "The network of the job: host, private (loopback only), or job (addresses of its own, on several nodes)",
-        long_help: "The network of the job:\n  host     the network of the machine. When the job is resumed, the ports that it used must be free\n  private  a network namespace with a loopback interface only: ports never clash, and nothing outside is reachable\n  job      for a job on several nodes: the network of the machine, in which each node also has an address that stays when it is resumed on another machine. The nodes find each other there by the names of their machines. Packets between them go over VXLAN, in UDP packets to the port with the number of --coordinator. See docs/cluster.md",
+        long_help: "The network of the job:\n  host     the network of the machine. When the job is resumed, the ports that it used must be free\n  private  a network namespace with a loopback interface only: ports never clash, and nothing outside is reachable\n  job      for a job on several nodes: the network of the machine, in which each node also has an address that stays when it is resumed on another machine. The nodes find each other there by the names of their machines. Packets between them go over VXLAN, in UDP packets to the port with the number of --coordinator. See `ckpt-run docs cluster`",
         set: |config, option| option.put(&mut config.network, "host, private or job", named),
     },
     Setting {
@@ -375,7 +375,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("N"),
         default: "auto",
         help: "The number of nodes of the job: ckpt-run is started on each, and snapshots are of all of them",
-        long_help: "The number of nodes of the job. `auto` is that of the step under Slurm (`srun ckpt-run …`), and 1 otherwise. By hand: start ckpt-run on each with the same --nodes, --coordinator and --cluster-key-file, and a --node-rank of its own. Snapshots are taken on all nodes at one moment, with the connections between them, and all nodes resume together. See docs/cluster.md, also for what is not possible yet.",
+        long_help: "The number of nodes of the job. `auto` is that of the step under Slurm (`srun ckpt-run …`), and 1 otherwise. By hand: start ckpt-run on each with the same --nodes, --coordinator and --cluster-key-file, and a --node-rank of its own. Snapshots are taken on all nodes at one moment, with the connections between them, and all nodes resume together. See `ckpt-run docs cluster`, also for what is not possible yet.",
         set: |config, option| {
             let parse =
                 |text: &str| if text == "auto" { Some(None) } else { positive::<u32>(text).map(Some) };
@@ -547,7 +547,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("URL"),
         default: "",
         help: "Send a notification to this web address when the job starts, fails, is resumed or ends",
-        long_help: "Send a notification to this web address (`https://…`) when the job is started or resumed, fails, is not restarted any more, or ends. It is a POST with a JSON object (docs/unattended.md); its `text` is what Slack and Mattermost show. A notification that cannot be sent is tried again for ten minutes, and has no effect on the job. The address is often a secret: prefer the variable or the configuration file. ckpt-run prints its host only.",
+        long_help: "Send a notification to this web address (`https://…`) when the job is started or resumed, fails, is not restarted any more, or ends. It is a POST with a JSON object (`ckpt-run docs unattended`); its `text` is what Slack and Mattermost show. A notification that cannot be sent is tried again for ten minutes, and has no effect on the job. The address is often a secret: prefer the variable or the configuration file. ckpt-run prints its host only.",
         set: |config, option| {
             option.put(
                 &mut config.notify,

@@ -15,7 +15,7 @@ const TCP: u8 = 6;
 const INFO: u16 = 2;
 /// All states but that of a listener.
 const CONNECTED: u32 = !(1 << 10);
-const RTM_GETLINK: u16 = 18;
+pub(super) const RTM_GETLINK: u16 = 18;
 const IFLA_MTU: u16 = 4;
 const RTM_GETADDR: u16 = 22;
 const IFA_ADDRESS: u16 = 1;
@@ -159,7 +159,7 @@ pub(super) fn most_packet_bytes(of: IpAddr) -> io::Result<Option<u32>> {
     Ok(bytes.map(u32::from_ne_bytes))
 }
 
-fn of_kind<'a>(all: &[(u16, &'a [u8])], wanted: u16) -> Option<&'a [u8]> {
+pub(super) fn of_kind<'a>(all: &[(u16, &'a [u8])], wanted: u16) -> Option<&'a [u8]> {
     all.iter().find(|(kind, _)| *kind == wanted).map(|(_, bytes)| *bytes)
 }
 

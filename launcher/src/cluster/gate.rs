@@ -12,7 +12,7 @@
 use super::host::Input;
 use super::packet_rule::PacketRule;
 use super::progress::{self, Released};
-use ckpt_cluster::{AttemptId, Outcome, Step};
+use ckpt_cluster::{AttemptId, Blame, Outcome, Step};
 use ckpt_snapshot::faults;
 use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
@@ -121,11 +121,11 @@ impl Gate {
     }
 
     /// Reports that the present step has failed. The attempt is over.
-    pub fn fail(&self, reason: &str, blames_snapshot: bool) {
+    pub fn fail(&self, reason: &str, blame: Blame) {
         let step = self.state.lock().ordered.last().copied();
         self.close(GateEnd::Aborted(reason.to_owned()));
         if let Some(step) = step {
-            let outcome = Outcome::Failed { reason: reason.to_owned(), blames_snapshot };
+            let outcome = Outcome::Failed { reason: reason.to_owned(), blame };
             let _ = self.host.send(Input::Finished { attempt: self.attempt, step, outcome });
         }
     }
@@ -188,7 +188,7 @@ impl Gate {
         });
         match still {
             None => self.done(Step::Prove, Outcome::Done),
-            Some(still) => self.fail(&still.what, false),
+            Some(still) => self.fail(&still.what, Blame::Node),
         }
     }
 

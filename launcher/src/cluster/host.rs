@@ -24,10 +24,10 @@ use super::log_files::LogFiles;
 use super::messages::{End, Message, Restart, StopHow, Welcome};
 use super::sockets;
 use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT};
-use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN};
-use anyhow::{Context, Result, bail};
+use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN, bad_input};
+use anyhow::{Context, Result, anyhow};
 use ckpt_cluster::{
-    Action, AttemptId, Envelope, Event, NodeId, Order, Outcome, Peer, Reason, Settings, Step,
+    Action, AttemptId, Blame, Envelope, Event, NodeId, Order, Outcome, Peer, Reason, Settings, Step,
 };
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use std::collections::{BTreeMap, BTreeSet};
@@ -169,11 +169,11 @@ impl Cluster {
             Ok(network) => return Ok(Self { network, ..self }),
             Err(error) => error,
         };
-        let told = |notice| if let Notice::End(end) = notice { Some(end.why) } else { None };
         if self.thread.is_finished()
-            && let Some(why) = self.notices.try_iter().find_map(told)
+            && let Some(End { why, code, .. }) = told_end(&self.notices)
         {
-            bail!("the job has ended on all nodes: {why}");
+            let told = anyhow!("the job has ended on all nodes: {why}");
+            return Err(if code == EXIT_BAD_INPUT { bad_input(told) } else { told });
         }
         let code = if error.is::<BadInput>() { EXIT_BAD_INPUT } else { EXIT_OWN };
         self.fail(format!("{error:#}"), code);
@@ -250,10 +250,13 @@ impl Cluster {
         self.input(Input::GiveUp(end));
     }
 
-    /// Ends the job on all nodes: this launcher cannot go on. Returns when all have been told.
-    pub fn fail(self, why: String, code: i32) {
+    /// Ends the job on all nodes: this launcher cannot go on. Returns when all have been told. The exit code is that with
+    /// which the job had ended meanwhile, or else this one.
+    pub fn fail(self, why: String, code: i32) -> i32 {
+        let notices = self.notices.clone();
         self.input(Input::Fail { why, code });
         self.finish();
+        told_end(&notices).map_or(code, |end| end.code)
     }
 
     /// Waits until all that has to be sent is sent. Only after Complete, End or a failure.
@@ -511,7 +514,7 @@ impl Host {
 
     /// All parts have ended with 0.
     fn complete(&mut self) {
-        if let Some(Err(error)) = self.log.as_ref().map(LogFiles::set_complete) {
+        if let Some(Err(error)) = self.log.as_mut().map(LogFiles::set_complete) {
             tracing::error!("the end of the job cannot be noted: {error}. The next run needs --resume never");
         }
         self.tell_all(&Message::Complete);
@@ -613,7 +616,7 @@ impl Host {
                 if self.has_part_ended {
                     let why = "its part of the job has ended";
                     let _ = self.notices.send(Notice::NotTaken(why.to_owned()));
-                    return gate.fail(why, false);
+                    return gate.fail(why, Blame::Node);
                 }
                 let _ = self.notices.send(Notice::Checkpoint(gate));
             }
@@ -629,11 +632,22 @@ impl Host {
                 self.peer.finished(self.now(), attempt, step, Outcome::Done);
             }
             Order::Freeze | Order::Dump | Order::Unblock | Order::Thaw | Order::Store | Order::Prove => {
+                // All nodes have agreed, and the job runs on all.
+                if step == Step::Prove && !self.begin_run() {
+                    return;
+                }
                 if let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) {
                     gate.order(step);
                 }
             }
         }
+    }
+
+    /// Node 0: the run begins, if it is a new one. If that cannot be recorded, the job ends.
+    fn begin_run(&mut self) -> bool {
+        let Some(Err(error)) = self.log.as_mut().map(LogFiles::begin) else { return true };
+        self.end(failure(format!("node 0: the log of the job's nodes cannot be written: {error}"), EXIT_OWN));
+        false
     }
 
     /// The processes of an earlier session have ended with its launcher. Waits, in a thread of its own, until the kernel has
@@ -715,11 +729,13 @@ impl Host {
             }
             return self.stop_aborted(attempt, &why);
         }
-        let (is_damage, rank) = match reason {
-            Reason::Failed { rank, blames_snapshot, .. } => (*blames_snapshot, *rank),
-            Reason::Late { ranks } | Reason::Lost { ranks } => (false, ranks.first().copied().unwrap_or(0)),
+        let (blame, rank) = match reason {
+            Reason::Failed { rank, blame, .. } => (*blame, *rank),
+            Reason::Late { ranks } | Reason::Lost { ranks } => {
+                (Blame::Node, ranks.first().copied().unwrap_or(0))
+            }
         };
-        if is_damage {
+        if blame == Blame::Snapshot {
             self.usable = self.usable.saturating_sub(1);
             if self.usable > 0 {
                 self.give_up(attempt, &why);
@@ -727,7 +743,8 @@ impl Host {
             }
         }
         let at = if step == Step::Load { "" } else { " after all parts were restored" };
-        let end = failure(format!("the job cannot be resumed{at}: {why}"), EXIT_OWN);
+        let code = if blame == Blame::Input { EXIT_BAD_INPUT } else { EXIT_OWN };
+        let end = failure(format!("the job cannot be resumed{at}: {why}"), code);
         match reason {
             Reason::Lost { .. } => self.end(end),
             _ => self.over(rank, end),
@@ -736,6 +753,33 @@ impl Host {
 }
 
 /// Something has failed.
+/// The end of the job, if that has been told already. Notices before it are taken.
+fn told_end(notices: &Receiver<Notice>) -> Option<End> {
+    notices.try_iter().find_map(|notice| if let Notice::End(end) = notice { Some(end) } else { None })
+}
+
 fn failure(why: String, code: i32) -> End {
     End { why, code, is_requested: false, is_saved: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launcher_that_fails_ends_with_the_code_of_the_job() {
+        let code = |ended: Option<End>| {
+            let ((inputs, inbox), (to_supervisor, notices)) = (unbounded(), unbounded());
+            let thread = std::thread::spawn(move || {
+                ended.into_iter().for_each(|end| to_supervisor.send(Notice::End(end)).unwrap());
+                drop(inbox);
+            });
+            let me = NodeId { rank: 1, incarnation: 1 };
+            let welcome = Welcome { log: String::new(), committed: Vec::new(), network: None };
+            let cluster = Cluster { me, nodes: 2, welcome, inputs, notices, thread, network: None };
+            cluster.fail("a disk is full".to_owned(), EXIT_OWN)
+        };
+        assert_eq!(code(Some(failure("node 0: refused".to_owned(), EXIT_BAD_INPUT))), EXIT_BAD_INPUT);
+        assert_eq!(code(None), EXIT_OWN);
+    }
 }

@@ -8,9 +8,11 @@
 use super::diag;
 use super::messages::{Join, NetworkPlan};
 use super::options::Coordinator;
-use super::vxlan::{self, Interface, Layout, Mac};
+use super::vxlan::{self, Interface, Layout, Left, Mac};
 use crate::namespace::Names;
-use crate::sys::deadline::{NODE_FIRST_RETRY_INTERVAL, NODE_REACH_LIMIT, NODE_REACH_TRY};
+use crate::sys::deadline::{
+    NODE_FIRST_RETRY_INTERVAL, NODE_INTERFACE_LIMIT, NODE_REACH_LIMIT, NODE_REACH_TRY, NODE_RETRY_INTERVAL,
+};
 use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_snapshot::{Manifest, PartNetwork};
@@ -159,9 +161,7 @@ impl JobNetwork {
         let subnet = plan.subnet;
         // The job may know it, so it stays.
         let interface_name = format!("ckpt{:08x}", number(log) >> 32);
-        // A launcher that was killed has left it.
-        vxlan::delete(&interface_name)
-            .with_context(|| format!("cannot delete the interface {interface_name}"))?;
+        await_name(&interface_name)?;
         let others = diag::addresses().context("cannot list the addresses of this machine")?;
         if let Some(taken) = others.iter().find(|other| is_inside(subnet, other)) {
             bail!(bad_input(anyhow!(
@@ -299,6 +299,63 @@ impl JobNetwork {
     }
 }
 
+/// Waits until no interface has this name.
+fn await_name(name: &str) -> Result<()> {
+    let deadline = Instant::now() + NODE_INTERFACE_LIMIT;
+    loop {
+        // The start has warned of those that cannot be deleted.
+        delete_left();
+        if !vxlan::exists(name).with_context(|| format!("cannot look for the interface {name}"))? {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            bail!(
+                "this machine has an interface {name}, as the network of the job would: end the ckpt-run that has it, or delete it (`ip link delete {name}`) if none has"
+            );
+        }
+        std::thread::sleep(NODE_RETRY_INTERVAL);
+    }
+}
+
+/// Deletes the interfaces that killed launchers, of any job, have left in this network namespace. Those of launchers that run
+/// stay. Warns of those that cannot be deleted.
+pub fn delete_left_interfaces() {
+    for problem in delete_left() {
+        tracing::warn!("{problem}");
+    }
+}
+
+/// Returns what went wrong.
+fn delete_left() -> Vec<String> {
+    match vxlan::left() {
+        Ok(all) => delete_each(all, Left::delete),
+        Err(error) => vec![format!("network interfaces that launchers have left cannot be listed: {error}")],
+    }
+}
+
+fn delete_each<T>(all: Vec<(String, io::Result<T>)>, delete: impl Fn(T) -> io::Result<()>) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (name, left) in all {
+        match left.and_then(&delete) {
+            Ok(()) => tracing::info!(
+                "the network interface {name}, which a ckpt-run that was killed had left, is deleted"
+            ),
+            Err(error) => problems.push(format!(
+                "the network interface {name}, which a ckpt-run that was killed has left, cannot be deleted: {error}. This needs CAP_NET_ADMIN; as root: `ip link delete {name}`"
+            )),
+        }
+    }
+    problems
+}
+
+/// The names of these interfaces.
+///
+/// # Errors
+/// When the kernel does not list interfaces.
+pub fn left_interfaces() -> io::Result<Vec<String>> {
+    Ok(vxlan::left()?.into_iter().filter(|(_, left)| left.is_ok()).map(|(name, _)| name).collect())
+}
+
 /// `inside` gives the address in the network of a node whose machine has this address.
 fn variables(
     interface: &str,
@@ -419,6 +476,23 @@ mod tests {
             "127.0.0.1 localhost\n127.0.1.1 a.example a # own\n10.0.0.1\ta\n# a comment\n\n10.0.0.9 c";
         let expected = "198.18.0.1 ckpt-node-0 a\n198.18.0.2 ckpt-node-1\n127.0.0.1 localhost\n127.0.1.1 a.example\n# a comment\n\n10.0.0.9 c\n";
         assert_eq!(hosts(&nodes, system).split_once('\n').unwrap().1, expected);
+    }
+
+    #[test]
+    fn an_interface_that_stays_does_not_keep_the_others() {
+        let all = vec![
+            ("a".to_owned(), Err(io::Error::other("x"))),
+            ("b".to_owned(), Ok(1)),
+            ("c".to_owned(), Ok(2)),
+        ];
+        let tried = Mutex::new(Vec::new());
+        let problems = delete_each(all, |left| {
+            tried.lock().push(left);
+            if left == 1 { Err(io::Error::other("refused")) } else { Ok(()) }
+        });
+        assert_eq!(tried.into_inner(), [1, 2]);
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[1].contains("interface b,") && problems[1].contains("refused"), "{problems:?}");
     }
 
     /// Packets of a part that was cut off, and has not ended, reach nobody.

@@ -16,15 +16,20 @@ const FOLDER: &str = "nodes";
 /// Marks a log of a job that has ended with 0 on all nodes.
 const COMPLETE: &str = "complete";
 
+/// The directory of a log whose run has not begun has its name after this. It does not count.
+const NOT_BEGUN: &str = "new-";
+
 /// The log of one run.
 #[derive(Clone, Debug)]
 pub struct LogFiles {
     job: JobDir,
     name: String,
+    has_begun: bool,
 }
 
 impl LogFiles {
-    /// The log of the present run in the job's directory; a new one if `is_anew`, or if the last run is complete.
+    /// The log of the present run in the job's directory; a new one if `is_anew`, or if the last run is complete. The new
+    /// run has not begun: until [`Self::begin`], the next launcher goes on with the run before.
     ///
     /// # Errors
     /// When the store cannot be read or written.
@@ -52,14 +57,14 @@ impl LogFiles {
             names.extend(entry?.file_name().into_string().ok().filter(|name| number(name).is_some()));
         }
         let newest = names.into_iter().max_by_key(|name| number(name));
-        Ok(newest.map(|name| Self { job: job.clone(), name }))
+        Ok(newest.map(|name| Self { job: job.clone(), name, has_begun: true }))
     }
 
     /// Whether the log has the global manifest of this part; `None` if the log is not in this store, which is then not that
     /// of node 0.
     #[must_use]
     pub fn has_manifest_of(job: &JobDir, part: &NodePart) -> Option<bool> {
-        let log = Self { job: job.clone(), name: part.log.clone() };
+        let log = Self { job: job.clone(), name: part.log.clone(), has_begun: true };
         // The name is from a manifest, and must not lead elsewhere.
         number(&log.name).filter(|_| !log.name.contains('/') && log.dir().is_dir())?;
         let log = log.log().ok()?;
@@ -70,15 +75,47 @@ impl LogFiles {
     fn create(job: &JobDir, before: Option<&Self>) -> io::Result<Self> {
         let number = before.and_then(|log| number(&log.name)).unwrap_or(0) + 1;
         let name = format!("{number:06}-{:016x}", fastrand::Rng::new().u64(..));
-        let log = Self { job: job.clone(), name };
+        let log = Self { job: job.clone(), name, has_begun: false };
+        if let Err(error) = log.remove_not_begun() {
+            tracing::warn!("a log of the job's nodes whose run did not begin cannot be removed: {error}");
+        }
         fs::create_dir_all(log.dir())?;
-        sync_dir(&job.path().join(FOLDER))?;
         sync_dir(job.path())?;
         Ok(log)
     }
 
+    /// Removes what launchers have left whose run did not begin.
+    fn remove_not_begun(&self) -> io::Result<()> {
+        let entries = match fs::read_dir(self.job.path().join(FOLDER)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(NOT_BEGUN)) {
+                fs::remove_dir_all(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the run, durably: from now on, its snapshots are the ones to resume.
+    ///
+    /// # Errors
+    /// When the store cannot be written.
+    pub fn begin(&mut self) -> io::Result<()> {
+        if self.has_begun {
+            return Ok(());
+        }
+        let folder = self.job.path().join(FOLDER);
+        fs::rename(self.dir(), folder.join(&self.name))?;
+        self.has_begun = true;
+        sync_dir(&folder)
+    }
+
     fn dir(&self) -> PathBuf {
-        self.job.path().join(FOLDER).join(&self.name)
+        let prefix = if self.has_begun { "" } else { NOT_BEGUN };
+        self.job.path().join(FOLDER).join(format!("{prefix}{}", self.name))
     }
 
     /// The key for the content of a file of the log. Without encryption the code detects damage only.
@@ -159,7 +196,8 @@ impl LogFiles {
     ///
     /// # Errors
     /// When the store cannot be written.
-    pub fn set_complete(&self) -> io::Result<()> {
+    pub fn set_complete(&mut self) -> io::Result<()> {
+        self.begin()?;
         let mark = authentic::sealed(&self.key(COMPLETE), COMPLETE);
         write_atomically(&self.dir().join(COMPLETE), mark.as_bytes())
     }
@@ -213,8 +251,9 @@ mod tests {
     #[test]
     fn only_the_holder_of_the_key_writes_records() {
         let (_store, job) = job(Some(7));
-        let log = LogFiles::open(&job, false).unwrap();
+        let mut log = LogFiles::open(&job, false).unwrap();
         log.put(0, &epoch(1)).unwrap();
+        log.begin().unwrap();
         log.put(1, &epoch(2)).unwrap();
         assert_eq!(log.read(0).unwrap(), [epoch(1), epoch(2)]);
         let file = |position| log.dir().join(file_name(position));
@@ -236,12 +275,13 @@ mod tests {
     #[test]
     fn a_position_takes_one_record() {
         let (_store, job) = job(None);
-        let log = LogFiles::open(&job, false).unwrap();
+        let mut log = LogFiles::open(&job, false).unwrap();
         assert_eq!(log.put(0, &epoch(1)).unwrap(), PutAnswer::Done);
         assert_eq!(log.put(0, &epoch(2)).unwrap(), PutAnswer::Taken(epoch(1)));
         let parts = vec![PartRecord { rank: 0, hash: "ab".to_owned() }];
         let attempt = AttemptId { epoch: 1, number: 2 };
         let snapshot = Record::Snapshot { attempt, session: attempt, parts };
+        log.begin().unwrap();
         assert_eq!(log.put(1, &snapshot).unwrap(), PutAnswer::Done);
         let again = LogFiles::open(&job, false).unwrap();
         assert_eq!((again.name(), again.read(0).unwrap()), (log.name(), vec![epoch(1), snapshot]));
@@ -267,11 +307,40 @@ mod tests {
     fn a_complete_run_is_followed_by_a_new_log() {
         let (_store, job) = job(None);
         let names: Vec<_> = [false, true, false]
-            .map(|is_anew| LogFiles::open(&job, is_anew).unwrap().name().to_owned())
+            .map(|is_anew| {
+                let mut log = LogFiles::open(&job, is_anew).unwrap();
+                log.begin().unwrap();
+                log.name().to_owned()
+            })
             .into();
         assert!(names[0] != names[1] && names[1] == names[2], "{names:?}");
         LogFiles::open(&job, false).unwrap().set_complete().unwrap();
         assert!(LogFiles::open(&job, false).unwrap().name().starts_with("000003-"));
+    }
+
+    #[test]
+    fn a_run_that_did_not_begin_leaves_the_one_before() {
+        let (_store, job) = job(Some(7));
+        let mut first = LogFiles::open(&job, false).unwrap();
+        first.put(0, &epoch(1)).unwrap();
+        first.begin().unwrap();
+        assert_eq!(first.read(0).unwrap(), [epoch(1)]);
+        for _ in 0..2 {
+            let refused = LogFiles::open(&job, true).unwrap();
+            assert_ne!(refused.name(), first.name());
+            refused.put(0, &epoch(2)).unwrap();
+            assert_eq!(LogFiles::open(&job, false).unwrap().name(), first.name());
+        }
+        let mut second = LogFiles::open(&job, true).unwrap();
+        second.put(0, &epoch(3)).unwrap();
+        second.begin().unwrap();
+        let again = LogFiles::open(&job, false).unwrap();
+        assert_eq!((again.name(), again.read(0).unwrap()), (second.name(), vec![epoch(3)]));
+        let names = fs::read_dir(job.path().join(FOLDER)).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(names.count(), 2, "the others are removed");
+        // A file cannot be removed as a directory, which is no reason to refuse a start.
+        fs::write(job.path().join(FOLDER).join(NOT_BEGUN), "").unwrap();
+        assert_ne!(LogFiles::open(&job, true).unwrap().name(), second.name());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 use super::print;
 use crate::agents::MirrorMode;
 use crate::cli::config::Config;
+use crate::cluster;
 use crate::criu::{Criu, MIN_VERSION};
 use crate::files::staging::Staging;
 use crate::gpu::preload::Interposer;
@@ -147,6 +148,7 @@ fn check_system(config: &Config) -> Vec<Finding> {
         mirror(config),
         if config.store.url.is_some() { object_store(config) } else { free_disk(config) },
     ]);
+    findings.extend(left_interfaces());
     findings
 }
 
@@ -215,7 +217,7 @@ fn check_rights() -> Vec<Finding> {
         "user",
         user,
         State::Limited,
-        "everything works for root; see docs/privileges.md for other users",
+        "everything works for root; see `ckpt-run docs privileges` for other users",
         "run ckpt-run as root",
     );
     let needed = rights.needed();
@@ -358,6 +360,20 @@ fn object_store(config: &Config) -> Finding {
         "all snapshots are stored there (--store)",
         "fix the reported problem",
     )
+}
+
+/// Networks of jobs whose launchers were killed.
+fn left_interfaces() -> Option<Finding> {
+    let left = cluster::left_interfaces().unwrap_or_default();
+    (!left.is_empty()).then(|| {
+        finding(
+            "network interfaces",
+            Err(format!("left by launchers that were killed: {}", left.join(", "))),
+            State::Limited,
+            "each has an address of the job and the UDP port of its coordinator",
+            "nothing to do: the next start of any job with CAP_NET_ADMIN in this network namespace deletes them",
+        )
+    })
 }
 
 fn free_disk(config: &Config) -> Finding {

@@ -16,6 +16,8 @@ use std::time::{Duration, SystemTime};
 
 /// The number of entries shown without --all.
 const SHOWN: usize = 40;
+/// The number of lines shown of what the job wrote before it failed.
+const LINES_SHOWN: usize = 10;
 
 const DIED: &str = "ckpt-run was killed or the machine went down, and the job with it";
 
@@ -80,7 +82,7 @@ fn is_end_missing(entries: &[Entry]) -> bool {
 
 /// The entries that are shown: when launchers started and ended is for `ckpt-run report`, but where the end of one is
 /// missing, it died.
-fn with_deaths(entries: Vec<Entry>) -> Vec<Entry> {
+pub(super) fn with_deaths(entries: Vec<Entry>) -> Vec<Entry> {
     let (mut shown, mut is_open) = (Vec::new(), false);
     for entry in entries {
         match entry.kind {
@@ -140,6 +142,7 @@ fn title(kind: EventKind) -> &'static str {
         EventKind::Preempted => "preempted",
         EventKind::Ended => "ended",
         EventKind::Complete => "complete",
+        EventKind::Output => "output",
         EventKind::RankLate => "late rank",
         EventKind::Noted => "note",
         EventKind::Died => "died",
@@ -153,13 +156,13 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
     if story.entries.is_empty() {
         writeln!(out, "  nothing is known of it")?;
     }
-    for entry in &story.entries {
-        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(entry.unix_ms);
-        let snapshot = entry.snapshot.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
-        let at = humantime::format_rfc3339_seconds(at);
-        writeln!(out, "  {at}  {:<11}  {snapshot}{}", title(entry.kind), print::plain(&entry.what))?;
-        if let Some(remedy) = &entry.remedy {
-            writeln!(out, "  {:<20}  {:<11}  {}", "", "to do", print::plain(remedy))?;
+    for (number, entry) in story.entries.iter().enumerate() {
+        if entry.kind == EventKind::Output {
+            if is_of_failure(&story.entries[number + 1..]) {
+                write_lines(out, "", &entry.what, LINES_SHOWN)?;
+            }
+        } else {
+            write_entry(out, entry)?;
         }
     }
     for text in &story.uncovered_files {
@@ -171,6 +174,37 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
             "  {:<20}  {:<11}  {DIED}\n  {:<20}  {:<11}  run the same command again: it resumes from the newest snapshot",
             "then", "died", "", "to do"
         )?;
+    }
+    Ok(())
+}
+
+/// Whether output belongs to a failure, or to an end that is missing, which the entries after it show. Other threads may
+/// have recorded something between. What the job wrote before another end is in `ckpt-run logs`.
+fn is_of_failure(following: &[Entry]) -> bool {
+    use EventKind::{Died, Failed, NotSaved, Noted, RankLate};
+    let is_between = |kind| is_snapshot(kind) || matches!(kind, NotSaved | RankLate | Noted);
+    let next = following.iter().map(|entry| entry.kind).find(|kind| !is_between(*kind));
+    next.is_none_or(|kind| matches!(kind, Failed | Died))
+}
+
+/// An entry in one line, and what to do in a second one.
+pub(super) fn write_entry(out: &mut impl Write, entry: &Entry) -> io::Result<()> {
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(entry.unix_ms);
+    let snapshot = entry.snapshot.as_ref().map(|id| format!("{id}: ")).unwrap_or_default();
+    let at = humantime::format_rfc3339_seconds(at);
+    writeln!(out, "  {at}  {:<11}  {snapshot}{}", title(entry.kind), print::plain(&entry.what))?;
+    if let Some(remedy) = &entry.remedy {
+        writeln!(out, "  {:<20}  {:<11}  {}", "", "to do", print::plain(remedy))?;
+    }
+    Ok(())
+}
+
+/// The last `shown` lines of what the job wrote `when`.
+pub(super) fn write_lines(out: &mut impl Write, when: &str, text: &str, shown: usize) -> io::Result<()> {
+    let lines: Vec<_> = text.lines().collect();
+    for (number, line) in lines[lines.len().saturating_sub(shown)..].iter().enumerate() {
+        let (when, title) = if number == 0 { (when, title(EventKind::Output)) } else { ("", "") };
+        writeln!(out, "  {when:<20}  {title:<11}  {}", print::plain(line))?;
     }
     Ok(())
 }
@@ -220,14 +254,34 @@ mod tests {
     }
 
     #[test]
+    fn output_is_of_a_failure_or_a_missing_end() {
+        use EventKind::{Complete, Died, Ended, Failed, InMemory, NotSaved, Resumed, Saved};
+        for (kinds, is_of) in [
+            (&[Failed][..], true),
+            (&[Saved, InMemory, NotSaved, Failed], true),
+            (&[Saved], true),
+            (&[Died, Resumed], true),
+            (&[Ended], false),
+            (&[Saved, Complete], false),
+            (&[Resumed, Failed], false),
+        ] {
+            let following: Vec<_> = kinds.iter().map(|kind| Entry::new(*kind, "")).collect();
+            assert_eq!(is_of_failure(&following), is_of, "{kinds:?}");
+        }
+    }
+
+    #[test]
     fn reason_and_remedy_are_shown() {
+        let written: Vec<_> = (1..=12).map(|number| format!("line {number}")).collect();
+        let output = || Entry::new(EventKind::Output, written.join("\n"));
+        let complete = Entry::new(EventKind::Complete, "ended with 0");
         let failed =
             Entry::new(EventKind::Failed, "it died").remedy(Some("feed it")).snapshot(Some("000007"));
         let story = Story {
             job: "j".into(),
             running: false,
             died_without_a_word: true,
-            entries: vec![failed],
+            entries: vec![output(), complete, output(), Entry::new(EventKind::Saved, "saved"), failed],
             uncovered_files: vec!["/work/model: too large".into()],
         };
         let mut out = Vec::new();
@@ -238,6 +292,8 @@ mod tests {
             "{out}"
         );
         assert!(out.contains("the machine went down"), "{out}");
+        assert_eq!(out.matches("output       line 3\n").count(), 1, "of the failure only: {out}");
+        assert!(out.contains("line 12\n") && !out.contains("line 2\n"), "{out}");
         assert!(out.contains("not covered  /work/model: too large"), "{out}");
     }
 }

@@ -350,6 +350,15 @@ pub fn running(json: bool) -> Result<i32> {
     print::table(&head, all.iter().map(row).collect())
 }
 
+/// The last lines that the running job has written. `None` if its launcher cannot say.
+#[must_use]
+pub fn output(job: &JobDir) -> Option<String> {
+    match frame::read(&mut call(job, Request::Output).ok()?).ok()? {
+        Reply::Output(text) => Some(text),
+        _ => None,
+    }
+}
+
 fn ask_status(job: &JobDir) -> Option<JobStatus> {
     status_from(&mut call(job, Request::Status).ok()?)
 }

@@ -3,18 +3,42 @@
 use super::snapshots::find_to_change;
 use crate::cli::config::Config;
 use crate::store::tiers::{self, REMOTE};
-use crate::sys::error::{EXIT_NEGATIVE, bad_input};
+use crate::sys::error::{EXIT_NEGATIVE, EXIT_OWN, bad_input};
 use anyhow::{Context, Result};
-use ckpt_snapshot::{JobDir, Marks, SnapshotId};
+use ckpt_snapshot::{JobDir, Marks, SnapshotId, TagError};
 
-/// Adds a tag to a snapshot.
+/// Adds a tag to a snapshot. It moves from another snapshot of the job: a tag names one.
 ///
 /// # Errors
 /// Bad input: no such snapshot, an invalid tag.
 pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
     let (job, id) = find_to_change(config, text)?;
-    job.change_marks(|marks| marks.tag(&id, tag))?.map_err(bad_input)?;
-    share(config, &job, &id)
+    let moved = job.change_marks(|marks| {
+        marks.tag(&id, tag)?;
+        let others: Vec<_> = marks.tagged(tag).filter(|other| **other != id).cloned().collect();
+        for other in &others {
+            marks.untag(other, tag);
+        }
+        Ok::<_, TagError>(others)
+    })?;
+    let moved = moved.map_err(bad_input)?;
+    // Before what may fail: a repeated command finds nothing to move.
+    for other in &moved {
+        tracing::info!(
+            "the tag {tag} has moved from {other} to {id}, and no longer keeps {other} from being pruned"
+        );
+    }
+    let mut code = 0;
+    for other in &moved {
+        if let Err(error) = set_shared(config, &job, other) {
+            tracing::error!(
+                "the object store was not told that {tag} no longer keeps {other}: {error:#}. If nothing else is to keep it: `ckpt-run unpin {other}`"
+            );
+            code = EXIT_OWN;
+        }
+    }
+    share(config, &job, &id)?;
+    Ok(code)
 }
 
 /// Removes a tag; exit code 1 when the snapshot does not have it.
@@ -42,11 +66,16 @@ pub fn change(config: &Config, text: &str, change: fn(&mut Marks, &SnapshotId)) 
 
 /// Tells the machines that share the object store whether to keep a snapshot.
 fn share(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<i32> {
+    set_shared(config, job, id).context(
+        "the mark is set on this machine, but not in the object store, where another machine may delete the snapshot: repeat the command",
+    )?;
+    Ok(0)
+}
+
+fn set_shared(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<()> {
     let store = tiers::open(&config.store, job)?;
     if let Ok(remote) = store.tier(REMOTE) {
-        remote.store().set_pinned(id, job.marks()?.is_kept(id)).context(
-            "the mark is set on this machine, but not in the object store, where another machine may delete the snapshot: repeat the command",
-        )?;
+        remote.store().set_pinned(id, job.marks()?.is_kept(id))?;
     }
-    Ok(0)
+    Ok(())
 }

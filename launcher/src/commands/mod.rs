@@ -1,12 +1,15 @@
 //! The commands other than `run`.
 
+pub mod completions;
 pub mod demo;
 mod diff;
+mod docs;
 mod doctor;
 mod explain;
 mod export;
 mod job_files;
 mod jobs;
+mod logs;
 mod marks;
 mod memory_map;
 mod print;
@@ -16,7 +19,7 @@ mod scrub;
 mod snapshots;
 mod watch;
 
-use crate::cli::args::{self, Command};
+use crate::cli::args::Command;
 use crate::cli::config::Config;
 use crate::cli::man;
 use crate::container::auto::{self, Auto};
@@ -43,6 +46,7 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
         Command::Status(args) => jobs::status(config, args.job.name(), args.output.json),
         Command::Ps(output) => jobs::running(output.json),
         Command::Explain(args) => explain::explain(config, args.job.name(), args.all, args.output.json),
+        Command::Logs(args) => logs::logs(config, args.job.name(), args.output.json),
         Command::Report(args) => {
             report::report(config, args.job.name(), args.output.json, args.to.as_deref())
         }
@@ -65,8 +69,9 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
         Command::Demo(args) => demo::demo(config, &args),
         Command::Doctor(output) => doctor::doctor(config, output.json),
         Command::Config(output) => show_config(config, output.json),
+        Command::Docs(args) => docs::docs(args.page.as_deref()),
         Command::Completions(args) => {
-            clap_complete::generate(args.shell, &mut args::command(), "ckpt-run", &mut io::stdout());
+            completions::script(args.shell, &mut io::stdout())?;
             Ok(0)
         }
         Command::Man => {

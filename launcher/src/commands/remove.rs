@@ -200,7 +200,11 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
     }
     kept.iter().flatten().try_for_each(|why| writeln!(io::stdout(), "{why}"))?;
     if pruned.is_empty() {
-        writeln!(io::stdout(), "nothing to remove: no job has more than {} valid snapshots", config.keep)?;
+        let why = match kept.iter().all(Vec::is_empty) {
+            true => format!(": no job has more than {} valid snapshots", config.keep),
+            false => String::new(),
+        };
+        writeln!(io::stdout(), "nothing to remove{why}")?;
     }
     Ok(code)
 }

@@ -178,6 +178,7 @@ mod tests {
         let segment = |class, begun_unix_ms, ended_unix_ms| Segment { class, begun_unix_ms, ended_unix_ms };
         let times = Times {
             begun_unix_ms: 0,
+            furthest_ms: 0,
             ended_unix_ms: 100_000,
             time_ms: [(Class::Productive, 90_000), (Class::Stall, 500), (Class::Redone, 9500)].into(),
             kept_ms: 20_000,

@@ -18,8 +18,8 @@ use crate::sys::secrets;
 use anyhow::{Result, anyhow, bail};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::{
-    DataFile, JobDir, Manifest, Mark, Marks, NodePart, OpenFile, PlacedSnapshot, ReadError, SnapshotId,
-    Store, Tier,
+    DataFile, FailedProcess, JobDir, Manifest, Mark, Marks, NodePart, OpenFile, PlacedSnapshot, ReadError,
+    SnapshotId, Store, Tier,
 };
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -197,7 +197,9 @@ fn find_in(config: &Config, root: &Root, text: &str) -> Result<(JobDir, Snapshot
                 .map(|(job, id)| format!("{id} of job {}", job.key()))
                 .collect::<Vec<_>>()
                 .join(", ");
-            bail!(bad_input(anyhow!("{text:?} is ambiguous: it matches {names}. Choose one with --job NAME")))
+            let is_one_job = found.iter().all(|(job, _)| job.key() == found[0].0.key());
+            let remedy = if is_one_job { "Name one by its ID" } else { "Choose one with --job NAME" };
+            bail!(bad_input(anyhow!("{text:?} is ambiguous: it matches {names}. {remedy}")))
         }
     }
 }
@@ -268,6 +270,15 @@ fn summary(manifest: &Manifest) -> Vec<Fact> {
         ("size", format!("{} in {} files", print::bytes(manifest.data_bytes()), manifest.files.len())),
     ];
     facts.extend(manifest.cut.map(|cut| ("cut", cut_text(cut.duration_s, cut.attempts))));
+    facts.extend(manifest.failed_process.as_ref().map(|failed| {
+        let FailedProcess { name, pid, code } = failed;
+        (
+            "doubtful",
+            format!(
+                "{name} (PID {pid} in the job) had ended with exit code {code}: the job may be about to fail"
+            ),
+        )
+    }));
     facts.extend(manifest.stored_bytes.map(|stored_bytes| {
         let saved = print::bytes(manifest.data_bytes().saturating_sub(stored_bytes));
         let stored = print::bytes(stored_bytes);

@@ -14,7 +14,7 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
     ("Can't dump ghost file", "an unlinked file is too large to be saved"),
     (
         "Can't open mapped",
-        "a process has mapped a file that has been removed (semaphores and shared memory of multiprocessing): CRIU can save that only with CAP_SYS_ADMIN in the initial user namespace, see docs/privileges.md",
+        "a process has mapped a file that has been removed (semaphores and shared memory of multiprocessing): CRIU can save that only with CAP_SYS_ADMIN in the initial user namespace, see `ckpt-run docs privileges`",
     ),
     (
         "TCP repair mode",
@@ -22,7 +22,7 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
     ),
     (
         "Can't dump that handle",
-        "a process watches files with inotify or fanotify: CRIU can save that only with CAP_DAC_READ_SEARCH in the initial user namespace, see docs/privileges.md",
+        "a process watches files with inotify or fanotify: CRIU can save that only with CAP_DAC_READ_SEARCH in the initial user namespace, see `ckpt-run docs privileges`",
     ),
     ("io_uring", "a process uses io_uring"),
     ("Can't dump file", "a process has a file or device open that cannot be saved"),

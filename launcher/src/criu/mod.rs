@@ -1,6 +1,7 @@
 //! CRIU: finding it, controlling it over its RPC, reading its images, and explaining its errors (`known_errors.rs`).
 
 mod empty_messages;
+mod failed_processes;
 mod fields;
 mod find;
 mod images;
@@ -16,6 +17,7 @@ mod timers;
 mod unix_queues;
 
 pub use empty_messages::{EmptyMessagesError, with_empty_messages};
+pub use failed_processes::failed_processes;
 #[cfg(test)]
 pub use find::CriuMissing;
 pub use find::{Criu, MIN_VERSION};

@@ -24,7 +24,7 @@ use std::os::unix::fs::FileExt;
 pub(super) const FILES: &str = "files.img";
 pub(super) const QUEUES: &str = "sk-queues.img";
 pub(super) const QUEUES_MAGIC: u32 = 0x5626_4026;
-const PROCESSES_MAGIC: u32 = 0x5027_3030;
+pub(super) const PROCESSES_MAGIC: u32 = 0x5027_3030;
 const IDS_MAGIC: u32 = 0x5443_2030;
 const DESCRIPTORS_MAGIC: u32 = 0x5621_3732;
 
@@ -81,9 +81,9 @@ pub(super) struct ControlEntry {
 }
 
 #[derive(Message)]
-struct ProcessEntry {
+pub(super) struct ProcessEntry {
     #[prost(uint32, required, tag = "1")]
-    pid: u32,
+    pub(super) pid: u32,
 }
 
 #[derive(Message)]
@@ -129,7 +129,7 @@ pub struct UnixQueues {
     holders: HashMap<u32, BTreeSet<Holder>>,
 }
 
-type Read<'a> = &'a dyn Fn(&str) -> io::Result<Option<Vec<u8>>>;
+pub(super) type Read<'a> = &'a dyn Fn(&str) -> io::Result<Option<Vec<u8>>>;
 
 /// Changes the order of entries of `files.img` in `dir` so that the sender of a message with descriptors comes after the
 /// receiver.

@@ -24,12 +24,14 @@ use crate::files::rules::FileRules;
 use crate::files::saved::copy_sparse;
 use crate::files::sources::StagedFile;
 use crate::files::staging::StagedDir;
+use crate::files::tracking::Record;
 use crate::files::walk::MountPoints;
 use crate::namespace::inside;
 use ckpt_snapshot::chunk::ChunkId;
 use ckpt_snapshot::{RelPath, Source};
 use procfs_core::FromBufRead;
 use procfs_core::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
+use rustix::fs::FsWord;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -74,6 +76,8 @@ pub struct Capture<'a> {
     staged: &'a StagedDir,
     /// The directory of reflinks and hard links of this snapshot, made when it is needed.
     held: PathBuf,
+    /// The file system that it is on. Links exist within one only.
+    held_on: Option<FileSystem>,
     prepared: BTreeMap<String, (Identity, String)>,
     inventory: Inventory,
     contents: Vec<Content>,
@@ -86,6 +90,8 @@ pub struct Capture<'a> {
     deadline: Option<Instant>,
     /// Inodes of files whose leases an open for reading would break.
     leased: HashSet<u64>,
+    /// What the job writes after the snapshot is recorded there.
+    record: Option<&'a Record>,
 }
 
 /// The content of one file for the store.
@@ -138,6 +144,7 @@ impl<'a> Capture<'a> {
         held: PathBuf,
     ) -> Self {
         let inventory = Inventory::new(history.begun_ns);
+        let held_on = held.ancestors().find_map(FileSystem::of);
         Self {
             rules,
             history,
@@ -145,6 +152,7 @@ impl<'a> Capture<'a> {
             cwd: cwd.to_owned(),
             staged,
             held,
+            held_on,
             prepared: BTreeMap::new(),
             inventory,
             contents: Vec::new(),
@@ -154,7 +162,21 @@ impl<'a> Capture<'a> {
             budget_bytes: rules.budget_bytes,
             deadline: None,
             leased: HashSet::new(),
+            record: None,
         }
+    }
+
+    /// What the job writes after this snapshot goes to `record`.
+    #[must_use]
+    pub fn recorded_by(mut self, record: Option<&'a Record>) -> Self {
+        self.record = record;
+        self
+    }
+
+    /// See [`Capture::recorded_by`].
+    #[must_use]
+    pub fn next_record(&self) -> Option<&'a Record> {
+        self.record
     }
 
     /// Copies at most this much, where memory is short.
@@ -414,13 +436,18 @@ impl<'a> Capture<'a> {
         let target = self.held.join(&name);
         // Links need the launcher's own view of the file system.
         let is_visible = Identity::of_path(Path::new(path)).is_some_and(|seen| seen.is_same_inode(&file.now));
-        let is_made = is_visible && make_private_dir(&self.held).is_ok();
+        // The job is frozen, and a store on another file system may not answer.
+        let may_link = |held: FileSystem| held.may_have(Path::new(path), file.now.dev);
+        let is_possible = is_visible && self.held_on.is_some_and(may_link);
+        let is_made = is_possible && make_private_dir(&self.held).is_ok();
         if is_made && reflink(Path::new(path), &target).is_ok() {
-            return Copies { held: Some(Held { name, is_reflink: true }), ..Copies::default() };
+            let identity = Identity::of_path(&target);
+            return Copies { held: Some(Held { name, is_reflink: true, identity }), ..Copies::default() };
         }
         let prefix = self.hash(path, &file.now);
         let is_linked = !file.is_open && is_made && fs::hard_link(path, &target).is_ok();
-        Copies { held: is_linked.then_some(Held { name, is_reflink: false }), prefix, ..Copies::default() }
+        let held = is_linked.then_some(Held { name, is_reflink: false, identity: None });
+        Copies { held, prefix, ..Copies::default() }
     }
 
     /// Keeps a file as the last snapshot has it.
@@ -576,6 +603,31 @@ impl Source for UnchangedFile<'_> {
         let start = number.checked_sub(1).map_or(0, |previous| self.chunks[previous].0);
         ((start..*end) == range).then_some(*id)
     }
+}
+
+/// Whether links between two paths are possible depends on it.
+#[derive(Clone, Copy)]
+struct FileSystem {
+    dev: u64,
+    kind: FsWord,
+}
+
+impl FileSystem {
+    /// `None` if there is no such path.
+    fn of(path: &Path) -> Option<Self> {
+        Some(Self { dev: fs::symlink_metadata(path).ok()?.dev(), kind: kind_of(path)? })
+    }
+
+    /// Whether the file at `path`, with the device number `dev`, may be on it. In some file systems, subvolumes and layers
+    /// have device numbers of their own. No server is asked: these are local.
+    fn may_have(self, path: &Path, dev: u64) -> bool {
+        let has_parts = [libc::BTRFS_SUPER_MAGIC, libc::OVERLAYFS_SUPER_MAGIC].contains(&self.kind);
+        self.dev == dev || has_parts && kind_of(path) == Some(self.kind)
+    }
+}
+
+fn kind_of(path: &Path) -> Option<FsWord> {
+    rustix::fs::statfs(path).ok().map(|status| status.f_type)
 }
 
 fn make_private_dir(path: &Path) -> io::Result<()> {

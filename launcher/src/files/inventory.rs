@@ -101,6 +101,10 @@ pub struct Held {
     pub name: String,
     /// A reflink has the content. A hard link has it for as long as nobody writes to the file.
     pub is_reflink: bool,
+    /// What identifies the reflink, which nobody changes: not the file's identity. None for hard links, and in snapshots
+    /// of older builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Identity>,
 }
 
 /// A checksum of the content up to the length at the snapshot.

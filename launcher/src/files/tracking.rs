@@ -5,18 +5,25 @@ use crate::files::history::FileHistory;
 use crate::files::inventory::nanoseconds;
 use crate::files::rules::{Coverage, FileRules};
 use crate::namespace::Namespace;
-use crate::namespace::written_files::{INCOMPLETE, is_ended, read_journal, read_paths};
+use crate::namespace::written_files::{
+    DRAIN_INTERVAL, INCOMPLETE, STAMP_INTERVAL, begin_journal, is_ended, read_journal, read_paths,
+};
 use crate::sys::authentic::{FileKey, sealed};
-use ckpt_snapshot::{JobDir, JobKey, SnapshotId, open_regular, read_regular, write_atomically};
+use ckpt_snapshot::{JobDir, JobKey, SnapshotId, faults, open_regular, read_regular, write_atomically};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::thread;
+use std::time::{Duration, SystemTime};
 
 /// The directory of the records in the job's directory.
 const RECORDS: &str = "written";
+
+/// A record that no snapshot needs is kept for this long.
+const KEPT_FOR_OTHERS: Duration = Duration::from_secs(600);
 
 /// Watches the files of a job with the working directory `cwd` before its processes run. `from` is the snapshot that it is resumed from. Where the rights
 /// for it are missing, snapshots look for changed files instead.
@@ -43,26 +50,68 @@ pub fn begin(
         Some(Err(error)) => tracing::debug!("the job's files are not watched: {error}"),
     }
     let is_recorded = match from {
-        Some(id) if is_tracked => next(namespace, dir, id).is_some(),
+        Some(id) if is_tracked => next(namespace, open(dir, id).as_ref()).is_some(),
         Some(id) => {
             end_record(dir, id);
             false
         }
-        None => true,
+        // Nothing records what a new run writes before its first snapshot. Snapshots of earlier runs may still be resumed.
+        None => {
+            recorded(dir).into_iter().max().iter().for_each(|newest| end_record(dir, newest));
+            true
+        }
     };
     history.track(is_tracked && is_recorded);
 }
 
-/// Returns what the job has written since the last snapshot, if that is known, and begins the record since `id`.
-pub fn next(namespace: &Namespace, dir: &JobDir, id: &SnapshotId) -> Option<Vec<String>> {
-    let open = || -> io::Result<File> {
-        let path = record_path(dir, id);
+/// The record of what the job writes since a snapshot.
+///
+/// The store may be silent for a while. So a record is opened before the job is frozen, and dropped when it runs again.
+pub struct Record {
+    file: File,
+    key: FileKey,
+    path: PathBuf,
+    /// Whether the init has it. Otherwise it is deleted when this is dropped.
+    is_used: Cell<bool>,
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if !self.is_used.get()
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::debug!("cannot remove a record of written files that is not used: {error}");
+        }
+    }
+}
+
+/// Opens the record since the snapshot `id`, which may be one that is about to be taken. `None` if that is not possible, of
+/// which the user is told.
+#[must_use]
+pub fn open(dir: &JobDir, id: &SnapshotId) -> Option<Record> {
+    let open = || -> io::Result<Record> {
+        faults::hit("record-open")?;
+        let (path, key) = (record_path(dir, id), record_key(dir, id));
         DirBuilder::new().recursive(true).mode(0o700).create(path.parent().unwrap_or(&path))?;
-        open_regular(&path, File::options().append(true).create(true).mode(0o600))
+        let last = last_recorded(dir).filter(|last| !last.is_end);
+        let mut file = open_regular(&path, File::options().append(true).create(true).mode(0o600))?;
+        let is_new = file.metadata()?.len() == 0;
+        begin_journal(&mut file, &key)?;
+        // The time of a record says until when all is recorded. Of a job that runs, that is still the time of the one before.
+        if let Some(last) = last.filter(|_| is_new) {
+            file.set_modified(last.at)?;
+        }
+        Ok(Record { file, key, path, is_used: Cell::new(false) })
     };
-    let journal =
-        open().inspect_err(|error| tracing::warn!("cannot record what files the job writes: {error}"));
-    namespace.written_files(Some((&journal.ok()?, record_key(dir, id)))).ok()?
+    open().inspect_err(|error| tracing::warn!("cannot record what files the job writes: {error}")).ok()
+}
+
+/// Returns what the job has written since the last snapshot, if that is known. From now on, what it writes goes to `record`;
+/// without one, nothing changes, and nothing is known.
+pub fn next(namespace: &Namespace, record: Option<&Record>) -> Option<Vec<String>> {
+    let record = record?;
+    record.is_used.set(true);
+    namespace.written_files(Some((&record.file, record.key))).ok()?
 }
 
 /// Records that from now on it is not known what the job writes. `id` is its last snapshot.
@@ -109,19 +158,35 @@ pub fn durable_until_ns(dir: &JobDir) -> Option<i64> {
     String::from_utf8(read_regular(&durable_path(dir), 100).ok()?).ok()?.parse().ok()
 }
 
-/// What other jobs of the store have written, as far as they ran at `since` or later.
+/// What other jobs of the store have written, as far as they ran at `since` or later. Waits until those that run have
+/// recorded what they have written until `until`, which is in the past.
 #[must_use]
-pub fn written_by_others(dir: &JobDir, since: SystemTime) -> BTreeSet<String> {
-    let jobs = dir.path().parent().and_then(|jobs| fs::read_dir(jobs).ok());
-    let names = jobs.into_iter().flatten().flatten().filter_map(|job| job.file_name().into_string().ok());
-    let others = names.filter_map(|name| JobKey::named(&name).ok()).filter(|key| key != dir.key());
-    let records = others.flat_map(|key| {
-        let other = dir.sibling(&key);
-        recorded(&other).into_iter().map(move |id| (record_path(&other, &id), record_key(&other, &id)))
+pub fn written_by_others(dir: &JobDir, since: SystemTime, until: SystemTime) -> BTreeSet<String> {
+    let others = others(dir);
+    while others.iter().any(|other| is_behind(other, until)) {
+        thread::sleep(DRAIN_INTERVAL);
+    }
+    let records = others.iter().flat_map(|other| {
+        recorded(other).into_iter().map(move |id| (record_path(other, &id), record_key(other, &id)))
     });
     let is_recent = |path: &Path| fs::symlink_metadata(path)?.modified().map(|at| at >= since);
     let recent = records.filter(|(path, _)| is_recent(path).unwrap_or(false));
     recent.filter_map(|(path, key)| read_paths(&path, &key).ok()).flatten().collect()
+}
+
+/// The other jobs of the store.
+fn others(dir: &JobDir) -> Vec<JobDir> {
+    let jobs = dir.path().parent().and_then(|jobs| fs::read_dir(jobs).ok());
+    let names = jobs.into_iter().flatten().flatten().filter_map(|job| job.file_name().into_string().ok());
+    let keys = names.filter_map(|name| JobKey::named(&name).ok()).filter(|key| key != dir.key());
+    keys.map(|key| dir.sibling(&key)).collect()
+}
+
+/// Whether a job runs and has not recorded yet what it has written until then. The init of a job that runs renews the time
+/// of the record.
+fn is_behind(dir: &JobDir, until: SystemTime) -> bool {
+    let last = last_recorded(dir).filter(|last| !last.is_end && last.at < until);
+    last.is_some_and(|last| last.at.elapsed().is_ok_and(|age| age < 4 * STAMP_INTERVAL))
 }
 
 /// What the job has written since the snapshot `id`; `None` if that is not known.
@@ -154,10 +219,15 @@ pub fn last_recorded(dir: &JobDir) -> Option<LastRecord> {
     Some(LastRecord { at, is_end })
 }
 
-/// Deletes the records that no snapshot needs; `oldest` is the oldest snapshot.
+/// Deletes the records that no snapshot needs; `oldest` is the oldest snapshot. Those of the last minutes tell another job
+/// that was killed meanwhile what it has not written itself.
 pub fn sweep(dir: &JobDir, oldest: &SnapshotId) {
     let Ok(Some(folder)) = dir.folder(RECORDS) else { return };
-    for id in recorded(dir).into_iter().filter(|id| id < oldest) {
+    let is_old = |id: &SnapshotId| {
+        let at = fs::symlink_metadata(record_path(dir, id)).and_then(|meta| meta.modified());
+        at.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= KEPT_FOR_OTHERS))
+    };
+    for id in recorded(dir).into_iter().filter(|id| id < oldest && is_old(id)) {
         if let Err(error) = fs::remove_file(folder.path().join(id.to_string())) {
             tracing::debug!("cannot remove the record of written files since {id}: {error}");
         }
@@ -207,6 +277,10 @@ mod tests {
         fs::write(record_path(&job, &ids[2]), "{\"incomplete\":true}\n").unwrap();
         assert_eq!(since(&ids[1]), None);
         sweep(&job, &ids[1]);
+        assert_eq!(recorded(&job).len(), 3, "another job may need it");
+        let old = File::options().write(true).open(record_path(&job, &ids[0])).unwrap();
+        old.set_modified(SystemTime::now() - KEPT_FOR_OTHERS).unwrap();
+        sweep(&job, &ids[1]);
         assert_eq!(recorded(&job).len(), 2);
         assert_eq!(since(&ids[0]), None);
     }
@@ -231,10 +305,11 @@ mod tests {
             .write_all(b"\"/b\"\n")
             .unwrap();
         assert_eq!((written_since(&job, &ids[0]), written_since(&job, &ids[1])), (None, None));
-        let hour = std::time::Duration::from_secs(3600);
-        assert_eq!(written_by_others(&other, begun - hour), ["/a", "/b"].map(str::to_owned).into());
-        assert!(written_by_others(&other, begun + hour).is_empty());
-        assert!(written_by_others(&job, begun - hour).is_empty(), "its own");
+        let hour = Duration::from_secs(3600);
+        let by_others = |dir, since| written_by_others(dir, since, begun);
+        assert_eq!(by_others(&other, begun - hour), ["/a", "/b"].map(str::to_owned).into());
+        assert!(by_others(&other, begun + hour).is_empty());
+        assert!(by_others(&job, begun - hour).is_empty(), "its own");
         let mut durable = SystemTime::UNIX_EPOCH;
         make_durable(&job, &mut durable).unwrap();
         assert_eq!(durable_until_ns(&job), Some(nanoseconds(durable)));

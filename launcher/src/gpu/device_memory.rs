@@ -19,9 +19,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use super::mapped::MappedFile;
+
+/// With more cores, mirrors are written through a mapping. With fewer, they do not wait for each other in write(2) for long,
+/// and a mapping is slower where there are no huge pages.
+const WRITE_CORES: usize = 4;
 /// Holes of a mirror that is loaded begin and end at multiples of this, as most of those that agents leave.
 const HOLE_BYTES: u64 = 2 << 20;
 
@@ -330,6 +335,8 @@ pub struct Load {
     /// The process, as the job itself sees it.
     pub pid: u32,
     destination: Destination,
+    /// The mirror's memory, to be written by many threads; `None` if it is to be written by write(2).
+    mapped: OnceLock<Option<MappedFile>>,
     /// The data file.
     memory: Option<RelPath>,
     /// The length of the data file.
@@ -402,6 +409,7 @@ fn mirror(process: &GpuProcess, manifest: &Manifest) -> Result<Load> {
     Ok(Load {
         pid: process.pid,
         destination: Destination::Mirror(mirror),
+        mapped: OnceLock::new(),
         memory: process.memory.clone(),
         bytes: stored_bytes(process, manifest),
         used_bytes: used_bytes(process),
@@ -419,6 +427,7 @@ fn refill(process: &GpuProcess, store: &Arc<Tiers>, manifest: &Arc<Manifest>) ->
         pid: process.pid,
         used_bytes: refill.window_bytes,
         destination: Destination::Refill(Arc::new(refill)),
+        mapped: OnceLock::new(),
         memory: Some(path),
         bytes: stored_bytes(process, manifest),
     }))
@@ -472,6 +481,19 @@ impl Load {
         let allocated = rustix::fs::fallocate(&*mirror.file, FallocateFlags::empty(), 0, mirror.bytes);
         allocated.map_err(|error| ReadError::Target { path: path.to_string(), source: error.into() })
     }
+
+    fn write_mirror(&self, mirror: &Mirror, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let map = || {
+            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            (cores > WRITE_CORES).then(|| MappedFile::new(&mirror.file, mirror.bytes).ok()).flatten()
+        };
+        let mapped = self.mapped.get_or_init(map).as_ref();
+        match mapped.map(|mapped| mapped.write_at(offset, bytes)) {
+            Some(Err(error)) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
+            Some(Ok(())) => Ok(()),
+            _ => mirror.file.write_all_at(bytes, offset),
+        }
+    }
 }
 
 /// The mirror keeps its own size: the part after the loaded content is unused. Without a mirror nothing is kept.
@@ -493,7 +515,7 @@ impl Target for Load {
             let left_bytes = usize::try_from(HOLE_BYTES - offset % HOLE_BYTES).map_err(io::Error::other)?;
             let (part, after) = rest.split_at(left_bytes.min(rest.len()));
             if !is_zeroes(part) {
-                mirror.file.write_all_at(part, offset)?;
+                self.write_mirror(mirror, offset, part)?;
             }
             offset += part.len() as u64;
             rest = after;

@@ -83,7 +83,13 @@ impl LastAlive {
     /// What the job has written up to here is recorded.
     #[must_use]
     pub fn known_until(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_nanos(self.known_until_ns.try_into().unwrap_or(0))
+        since_1970(self.known_until_ns)
+    }
+
+    /// Changes up to here may be the job's.
+    #[must_use]
+    pub fn until(&self) -> SystemTime {
+        since_1970(self.until_ns)
     }
 
     /// Reads when the job of this directory last ran. Unknown means now.
@@ -163,6 +169,10 @@ fn alive_path(dir: &JobDir) -> PathBuf {
 
 fn put_back_path(dir: &JobDir) -> PathBuf {
     dir.path().join(PUT_BACK)
+}
+
+fn since_1970(ns: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_nanos(ns.try_into().unwrap_or(0))
 }
 
 /// When this machine was booted.

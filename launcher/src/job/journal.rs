@@ -50,6 +50,8 @@ pub enum EventKind {
     Ended,
     /// The job exited with 0.
     Complete,
+    /// The last lines that the job wrote before it ended. The entry of its end follows.
+    Output,
     /// A rank of NCCL does nothing while others wait for it.
     RankLate,
     /// Something else that the job's user should know.

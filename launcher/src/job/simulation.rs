@@ -365,7 +365,7 @@ impl<'a> Launcher<'a> {
         if machine.world().planted.is_some() {
             dir = dir.with_key(Some(&encryption_key(local))).passing_over_forgeries();
         }
-        let limits = Limits { workers: 1, ..Limits::remote() };
+        let limits = Limits { workers: 1, loaders: 1, ..Limits::remote() };
         let store = PackStore::new(medium, Codec::default(), limits).of_job(&key);
         let store = Arc::new(Tiers::new(vec![Tier::new(REMOTE, Box::new(store), true)]));
         let identity = JobIdentity { key: key.to_string(), cwd: "/".into(), argv: Vec::new() };

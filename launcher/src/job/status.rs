@@ -1,7 +1,9 @@
 //! The status of a running launcher and its job, shared between its threads.
 
+use crate::namespace::stdio::Tail;
 use ckpt_protocol::control::{DeviceMemory, InMemory, JobStatus, LateRank, Phase, Progress, Saved, Uploads};
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -29,6 +31,8 @@ pub struct SharedStatus {
     last_progress_unix_ms: AtomicU64,
     /// Not part of `status`, since it changes with every chunk.
     done_bytes: AtomicU64,
+    /// What the job of the current session writes.
+    output: Mutex<Option<Arc<Tail>>>,
 }
 
 impl SharedStatus {
@@ -48,7 +52,19 @@ impl SharedStatus {
             disturbances: AtomicU64::new(0),
             last_progress_unix_ms: AtomicU64::new(0),
             done_bytes: AtomicU64::new(0),
+            output: Mutex::default(),
         }
+    }
+
+    /// From now on, the job writes to `tail`.
+    pub fn writes_to(&self, tail: &Arc<Tail>) {
+        *self.output.lock() = Some(Arc::clone(tail));
+    }
+
+    /// The last lines that the job has written.
+    #[must_use]
+    pub fn output(&self) -> String {
+        self.output.lock().as_ref().map(|tail| tail.text()).unwrap_or_default()
     }
 
     /// Where the job's snapshots are: the path or address of the store.
@@ -205,6 +221,7 @@ mod tests {
             durable_s: 0.0,
             taken_unix_ms: 5,
             in_memory: false,
+            is_doubtful: false,
             uncovered_files: std::collections::BTreeMap::new(),
         };
         status.saved(&saved);

@@ -181,6 +181,9 @@ pub struct Times {
     pub snapshots: Vec<Snapshot>,
     /// Ranks that did nothing while others waited for them, oldest first.
     pub late_ranks: Vec<LateRank>,
+    /// The most work that the job had done, in whatever session.
+    #[serde(skip)]
+    pub furthest_ms: u64,
 }
 
 impl Times {
@@ -195,6 +198,13 @@ impl Times {
     pub fn effective_ratio(&self) -> Option<f64> {
         let whole_ms = Some(self.whole_ms()).filter(|whole_ms| *whole_ms > 0)?;
         Some(self.of(Class::Productive) as f64 / whole_ms as f64)
+    }
+
+    /// The work that a resume from this snapshot does again, if it is known how much work is in the snapshot.
+    #[must_use]
+    pub fn work_after(&self, id: &str) -> Option<u64> {
+        let snapshot = self.snapshots.iter().rfind(|snapshot| snapshot.id == id)?;
+        Some(self.furthest_ms.saturating_sub(snapshot.work_ms?))
     }
 
     /// The time of one class, milliseconds.
@@ -298,6 +308,7 @@ impl Ledger {
             | EventKind::Restarting
             | EventKind::Preempted
             | EventKind::Noted
+            | EventKind::Output
             | EventKind::Died
             | EventKind::Other => {}
         }
@@ -503,7 +514,8 @@ impl Ledger {
         let newest_ms = self.times.snapshots.iter().rev().find_map(|snapshot| snapshot.work_ms);
         let unsaved_ms =
             if self.is_complete { 0 } else { self.work_ms.saturating_sub(newest_ms.unwrap_or(0)) };
-        let mut times = Times { ended_unix_ms: self.at_ms, unsaved_ms, ..self.times };
+        let (ended_unix_ms, furthest_ms) = (self.at_ms, self.furthest_ms);
+        let mut times = Times { ended_unix_ms, unsaved_ms, furthest_ms, ..self.times };
         for class in Class::ALL {
             times.time_ms.entry(class).or_default();
         }
@@ -622,6 +634,18 @@ mod tests {
         let times = times(&first(), dead).unwrap();
         assert_eq!((classes(&times), times.ended_unix_ms), ([3300, 100, 0, 100, 0, 0, 0], 4500));
         assert_eq!((times.unsaved_ms, times.sessions[0].ending), (1500, Some(SessionEnding::Killed)));
+    }
+
+    /// Neither the time without the job counts, nor that between the snapshot and a session that began from it later.
+    #[test]
+    fn work_that_a_resume_does_again() {
+        let mut entries = first();
+        let dead = |alive_ms| Live { now_unix_ms: 999_000, is_running: false, alive_unix_ms: Some(alive_ms) };
+        assert_eq!(times(&entries, dead(4500)).unwrap().work_after("1"), Some(1500));
+        entries.extend([launcher(90_000, 4500), began(90_100, 90_500, Some("1"))]);
+        assert_eq!(times(&entries, dead(91_000)).unwrap().work_after("1"), Some(1500));
+        assert_eq!(times(&entries, dead(93_500)).unwrap().work_after("1"), Some(3000));
+        assert_eq!(times(&entries, dead(93_500)).unwrap().work_after("2"), None);
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! The init: PID 1 of the job's namespace, with one thread. It sets up the namespace, then serves the launcher's requests
-//! and reaps children until the launcher closes the control socket.
+//! The init: PID 1 of the job's namespace, with one thread until it has forked the job. It sets up the namespace, then
+//! serves the launcher's requests and reaps children until the launcher closes the control socket.
 
 use super::descriptors::OpenDescriptors;
 use super::messages::{Names, Reply, Request, receive, retry_for_memory, send};
 use super::peek::Peeker;
+use super::recorder::Journal;
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
-use super::written_files::{DRAIN_INTERVAL, Journal, STAMP_INTERVAL, Tracker};
+use super::written_files::{DRAIN_INTERVAL, STAMP_INTERVAL, Tracker};
 use super::{
     FIRST_JOB_PID, event_counters, job_start, private_dir, socket_options, subreaper, survey, terminals,
 };
@@ -32,6 +33,8 @@ use std::time::{Duration, Instant};
 const END_LIMIT_S: u32 = 5;
 /// Time for killed processes to end before the init does.
 const FINISH_LIMIT: Duration = Duration::from_millis(500);
+/// Time for the last record after that. The launcher waits for both (`INIT_END_TIMEOUT`).
+const FLUSH_LIMIT: Duration = Duration::from_millis(300);
 
 /// Runs the init with the arguments of the process. Never returns: the namespace ends with the init.
 pub fn init_main() -> ! {
@@ -203,10 +206,10 @@ impl Init<'_> {
             return;
         }
         let _ = send_signal(-1, false, libc::SIGKILL);
+        let deadline = Instant::now() + FINISH_LIMIT;
         // At once: this process may be killed as well.
         self.drain();
-        self.record_end();
-        let deadline = Instant::now() + FINISH_LIMIT;
+        self.record(true, FINISH_LIMIT);
         // Orphans are children of the init: without children, no process of the job is left.
         let mut is_over = false;
         while !is_over && Instant::now() < deadline {
@@ -216,14 +219,17 @@ impl Init<'_> {
                 Ok(None) => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        if self.drain() && is_over {
-            self.record_end();
-        }
+        let has_more = self.drain();
+        self.record(has_more && is_over, FLUSH_LIMIT);
     }
 
-    fn record_end(&mut self) {
-        if let Some(tracker) = &mut self.tracker {
-            tracker.record_end();
+    /// Waits until all files that the job has written are recorded, and the end of the job if `is_end`.
+    fn record(&self, is_end: bool, limit: Duration) {
+        if let Some(tracker) = &self.tracker {
+            if is_end {
+                tracker.record_end();
+            }
+            tracker.flush(limit);
         }
     }
 

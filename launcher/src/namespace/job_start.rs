@@ -107,7 +107,7 @@ fn become_reaper(
     rustix::process::setsid()?;
     // SysV shared memory and message queues can be dumped only in a separate namespace, and only by root.
     if Privileges::detect().is_root() {
-        // SAFETY: this process has one thread.
+        // SAFETY: this process is the child of a fork, and has one thread.
         unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWIPC) }?;
     }
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;

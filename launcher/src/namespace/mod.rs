@@ -30,6 +30,7 @@ mod messages;
 mod peek;
 #[allow(unsafe_code)]
 mod reaper;
+mod recorder;
 #[allow(unsafe_code)]
 mod seccomp;
 #[allow(unsafe_code)]

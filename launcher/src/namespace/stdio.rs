@@ -4,6 +4,7 @@
 
 mod input;
 mod output;
+mod tail;
 
 use crate::namespace::StdioSource;
 use ckpt_snapshot::{OpenFile, StdioKind, StdioRecord, TtyRecord};
@@ -18,6 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+pub use tail::Tail;
 
 const STEP_BYTES: usize = 64 << 10;
 
@@ -28,6 +30,7 @@ pub struct Stdio {
     job_ends: [Option<Arc<OwnedFd>>; 3],
     terminal: Option<Terminal>,
     outputs: Vec<Arc<Output>>,
+    tail: Arc<Tail>,
     input: Option<Arc<Input>>,
     forwarder: Option<JoinHandle<()>>,
     _raw_mode: Option<RawMode>,
@@ -61,6 +64,7 @@ impl Stdio {
             job_ends: [None, None, None],
             terminal: None,
             outputs: Vec::new(),
+            tail: Arc::default(),
             input: None,
             forwarder: None,
             _raw_mode: None,
@@ -91,14 +95,15 @@ impl Stdio {
                 self.job_ends[2] = Some(writer);
                 job_fds.push(2);
             }
-            self.outputs.push(Arc::new(Output::new(job_fds, Arc::new(reader), fd)?));
+            self.outputs.push(Arc::new(Output::new(job_fds, Arc::new(reader), fd, Arc::clone(&self.tail))?));
         }
         if let Some(terminal) = &self.terminal {
             let on_terminal = |fd: &usize| self.kinds[*fd] == StdioKind::Tty;
             let job_fds: Vec<u32> = [1, 2].iter().filter(|fd| on_terminal(fd)).map(|&fd| fd as u32).collect();
             // If neither output is the terminal, its output (echo, /dev/tty) goes to the terminal of stdin.
             let ours = job_fds.first().map_or(0, |&fd| fd as usize);
-            self.outputs.push(Arc::new(Output::new(job_fds, Arc::clone(&terminal.master), ours)?));
+            let (master, tail) = (Arc::clone(&terminal.master), Arc::clone(&self.tail));
+            self.outputs.push(Arc::new(Output::new(job_fds, master, ours, tail)?));
             if self.kinds[0] == StdioKind::Tty {
                 self.input = Some(Arc::new(Input::new(None)?));
             }
@@ -207,6 +212,12 @@ impl Stdio {
             records.push(StdioRecord { fd, kind: self.kinds[fd as usize], inode, file, consumed_bytes });
         }
         Ok((records, self.terminal.as_ref().map(|terminal| terminal.record.clone())))
+    }
+
+    /// The job's last output.
+    #[must_use]
+    pub fn tail(&self) -> &Arc<Tail> {
+        &self.tail
     }
 
     /// When an interrupt key (such as Ctrl-C) was last typed for the job at a terminal in raw mode.

@@ -31,7 +31,7 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
         let (found, is_complete) = files_in_memory(pid);
         files.extend(found);
         if !is_complete {
-            memory_bytes += shared_bytes(&status);
+            memory_bytes += shared_bytes(&status).saturating_sub(mirror_bytes(pid));
         }
         for tid in numbers_in(format!("/proc/{pid}/task")).unwrap_or_default() {
             if let Ok(cpus) = sched_getaffinity(Pid::from_raw(tid)) {
@@ -109,6 +109,27 @@ fn shared_bytes(status: &str) -> u64 {
     bytes_of(status, &["RssShmem:"])
 }
 
+/// How much of that is a mirror of device memory, which a process may have mapped while it runs.
+fn mirror_bytes(pid: i32) -> u64 {
+    std::fs::read(format!("/proc/{pid}/smaps")).map_or(0, |smaps| resident_mirror_bytes(&smaps))
+}
+
+/// Bytes of mirrors in /proc/PID/smaps of which there are pages in the page table.
+fn resident_mirror_bytes(smaps: &[u8]) -> u64 {
+    let (mut bytes, mut is_of_mirror) = (0, false);
+    for line in smaps.split(|&byte| byte == b'\n') {
+        // A heading has no colon before its first space.
+        let word = line.split(|&byte| byte == b' ').next().unwrap_or_default();
+        if !word.ends_with(b":") {
+            let path = line.iter().position(|&byte| byte == b'/').map_or(&b""[..], |at| &line[at..]);
+            is_of_mirror = is_mirror(path);
+        } else if is_of_mirror {
+            bytes += str::from_utf8(line).map_or(0, |line| bytes_of(line, &["Rss:"]));
+        }
+    }
+    bytes
+}
+
 fn bytes_of(status: &str, fields: &[&str]) -> u64 {
     let kilobytes = |line: &str| {
         let value = fields.iter().find_map(|name| line.strip_prefix(name))?;
@@ -162,11 +183,15 @@ fn copied_range(line: &[u8]) -> Option<&str> {
 
 /// Whether a dump copies the content of a file that an open descriptor or a mapping shows as this.
 fn is_copied(path: &[u8]) -> bool {
-    // A mirror of device memory, which agents close before the dump.
-    if path.starts_with(b"/#") || path.starts_with(b"/memfd:ckpt-") {
+    if is_mirror(path) {
         return false;
     }
     path.starts_with(b"/dev/shm/") || path.starts_with(b"/memfd:") || path.ends_with(b" (deleted)")
+}
+
+/// Whether this is a mirror of device memory, which agents close before the dump.
+fn is_mirror(path: &[u8]) -> bool {
+    path.starts_with(b"/#") || path.starts_with(b"/memfd:ckpt-")
 }
 
 /// `None` for what is no file of its own, or may not be looked at.
@@ -256,6 +281,20 @@ mod tests {
             (bytes, is_complete),
             if rustix::process::getuid().is_root() { (1 << 20, true) } else { (0, false) }
         );
+    }
+
+    #[test]
+    fn resident_pages_of_mirrors_are_found() {
+        let mapping = |path: &str, kilobytes: u64| {
+            format!(
+                "7f10-7f20 rw-s 00000000 00:01 1027                       {path}\nSize: 99 kB\nRss: {kilobytes} kB\nVmFlags: rd\n"
+            )
+        };
+        let all =
+            [("/#7 (deleted)", 5), ("/memfd:ckpt-mirror (deleted)", 3), ("/memfd:x (deleted)", 100), ("", 9)];
+        let smaps: String = all.iter().map(|(path, kilobytes)| mapping(path, *kilobytes)).collect();
+        assert_eq!(resident_mirror_bytes(smaps.as_bytes()), 8 * 1024);
+        assert_eq!(resident_mirror_bytes(b""), 0);
     }
 
     #[test]

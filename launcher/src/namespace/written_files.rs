@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)]
 
+use super::recorder::{Journal, Recorder};
 use crate::sys::authentic::{FileKey, opened, sealed};
 use ckpt_snapshot::open_regular;
 use rustix::fs::{Mode, OFlags};
@@ -24,10 +25,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// While the job writes, events are collected in the kernel for this long, where equal ones are merged.
-pub(super) const DRAIN_INTERVAL: Duration = Duration::from_millis(20);
+pub const DRAIN_INTERVAL: Duration = Duration::from_millis(20);
 
 /// While the job writes nothing, the time of the record is renewed this often.
-pub(super) const STAMP_INTERVAL: Duration = Duration::from_millis(500);
+pub const STAMP_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What is recorded. FAN_MODIFY is also reported for truncate(2).
 const MASK: u64 = libc::FAN_CREATE
@@ -86,25 +87,8 @@ pub(super) struct Tracker {
     excluded: Vec<PathBuf>,
     paths: BTreeSet<String>,
     is_incomplete: bool,
-    journal: Option<Journal>,
+    recorder: Recorder,
     stamped: SystemTime,
-}
-
-/// The file that paths are appended to, with the key of its lines.
-pub(super) struct Journal {
-    file: File,
-    key: FileKey,
-}
-
-impl Journal {
-    pub(super) fn new(file: File, key: FileKey) -> Self {
-        Self { file, key }
-    }
-
-    fn append<'a>(&mut self, lines: impl IntoIterator<Item = &'a str>) -> io::Result<()> {
-        let lines = lines.into_iter().map(|line| sealed(&self.key, line) + "\n").collect::<String>();
-        self.file.write_all(lines.as_bytes())
-    }
 }
 
 impl Tracker {
@@ -141,9 +125,9 @@ impl Tracker {
             return Err(io::Error::other(why));
         }
         hurry();
-        let (paths, is_incomplete, journal) = (BTreeSet::new(), false, None);
+        let (paths, is_incomplete, recorder) = (BTreeSet::new(), false, Recorder::default());
         let stamped = SystemTime::UNIX_EPOCH;
-        Ok((Self { events, mounts, excluded, paths, is_incomplete, journal, stamped }, unwatched))
+        Ok((Self { events, mounts, excluded, paths, is_incomplete, recorder, stamped }, unwatched))
     }
 
     /// Readable when there are events.
@@ -186,17 +170,21 @@ impl Tracker {
         let new: Vec<_> = found.into_iter().filter_map(|path| self.add(path)).collect();
         self.record(&new, is_incomplete);
         if has_events || begun.duration_since(self.stamped).is_ok_and(|age| age >= STAMP_INTERVAL) {
-            self.stamp(begun);
+            self.recorder.stamp(begun);
+            self.stamped = begun;
         }
         has_events
     }
 
-    /// Records that no process of the job is left.
-    pub(super) fn record_end(&mut self) {
-        if let Some(journal) = &mut self.journal {
-            // Without this line, the end is only known roughly.
-            let _ = journal.append([ENDED]);
-        }
+    /// Records that no process of the job is left: without this line, the end is only known roughly.
+    pub(super) fn record_end(&self) {
+        self.recorder.append(vec![ENDED.to_owned()]);
+        self.recorder.stamp(SystemTime::now());
+    }
+
+    /// Waits until everything is recorded, for `limit` at most.
+    pub(super) fn flush(&self, limit: Duration) {
+        self.recorder.flush(limit);
     }
 
     /// Adds a path. Returns it if it is new and not excluded.
@@ -208,45 +196,37 @@ impl Tracker {
     fn record(&mut self, new: &[String], is_incomplete: bool) {
         let mut lines: Vec<_> =
             new.iter().map(|path| serde_json::Value::from(path.as_str()).to_string()).collect();
-        if is_incomplete && !self.is_incomplete {
+        if is_incomplete {
             lines.push(INCOMPLETE.to_owned());
         }
-        self.is_incomplete |= is_incomplete;
         // A disk that is full: the launcher hears of it at the next snapshot.
-        if let Some(journal) = &mut self.journal
-            && !lines.is_empty()
-            && journal.append(lines.iter().map(String::as_str)).is_err()
-        {
-            self.is_incomplete = true;
-            // Frees the space for this line.
-            let _ = journal.file.set_len(0).and_then(|()| journal.append([INCOMPLETE]));
-        }
-    }
-
-    /// Notes that all that was written until then is recorded. An older time only means that less is known.
-    fn stamp(&mut self, at: SystemTime) {
-        if self.journal.as_ref().is_some_and(|journal| journal.file.set_modified(at).is_ok()) {
-            self.stamped = at;
-        }
+        self.is_incomplete |= is_incomplete || self.recorder.take_failure();
+        self.recorder.append(lines);
     }
 
     /// The paths since the last call with a journal, and whether that is all. Those that follow are appended to it.
     pub(super) fn next(&mut self, journal: Option<Journal>) -> (Vec<String>, bool) {
-        let Some(mut journal) = journal else {
+        let Some(journal) = journal else {
             return (self.paths.iter().cloned().collect(), !self.is_incomplete);
         };
-        // An error shows at the next line, too.
-        let _ = journal.append([BEGUN]);
-        self.journal = Some(journal);
+        self.recorder.switch(journal);
         let is_complete = !std::mem::take(&mut self.is_incomplete);
         (std::mem::take(&mut self.paths).into_iter().collect(), is_complete)
     }
 }
 
+/// Begins to record a life of the job in a file.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn begin_journal(file: &mut File, key: &FileKey) -> io::Result<()> {
+    writeln!(file, "{}", sealed(key, BEGUN))
+}
+
 /// Runs this thread before others, but not its children. On a busy machine, records would be late. And when a launcher is
 /// killed, and this process right after it, the end of the job is recorded in between. Where that is not allowed, more
 /// counts as unrecorded.
-fn hurry() {
+pub(super) fn hurry() {
     let lowest = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameters outlive the call.
     let set = unsafe {
@@ -508,16 +488,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("written");
         let key = Some([3; 32]);
-        let mut journal = Journal::new(File::create(&path).unwrap(), key);
-        journal.append([BEGUN, "\"/a\""]).unwrap();
+        let mut file = File::create(&path).unwrap();
+        begin_journal(&mut file, &key).unwrap();
+        writeln!(file, "{}", sealed(&key, "\"/a\"")).unwrap();
         let read =
             |key| read_journal(&path, &key).unwrap().map(|paths| paths.into_iter().collect::<Vec<_>>());
         assert_eq!(read(key).unwrap(), ["/a"]);
         let forged = sealed(&Some([4; 32]), "\"/etc/passwd\"");
-        writeln!(journal.file, "\"/etc/shadow\"\n{forged}\n{ENDED}").unwrap();
+        writeln!(file, "\"/etc/shadow\"\n{forged}\n{ENDED}").unwrap();
         assert_eq!(read(key).unwrap(), ["/a"]);
         assert!(!is_ended(&path, &key).unwrap());
-        journal.append(["\"/b\"", ENDED]).unwrap();
+        writeln!(file, "{}\n{}", sealed(&key, "\"/b\""), sealed(&key, ENDED)).unwrap();
         assert_eq!(read(key).unwrap(), ["/a", "/b"]);
         assert!(is_ended(&path, &key).unwrap());
         // Another key, or the file of another snapshot: nothing is known.

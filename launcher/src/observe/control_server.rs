@@ -143,6 +143,7 @@ fn serve(mut stream: UnixStream, status: &SharedStatus, on_demand: &dyn Fn(Deman
     let reply = match outcome {
         Err(reason) => Some(Reply::Error(reason)),
         Ok(Request::Status) => Some(Reply::Status(Box::new(status.snapshot()))),
+        Ok(Request::Output) => Some(Reply::Output(status.output())),
         Ok(Request::Checkpoint) => forward(Demand::Checkpoint),
         Ok(Request::Stop) => forward(Demand::Stop { force: false }),
         Ok(Request::ForceStop) => forward(Demand::Stop { force: true }),

@@ -135,8 +135,7 @@ fn late_ranks(page: &Page<'_>, status: &JobStatus) -> prometheus::Result<()> {
 /// Gauges, not counters: a hang is found later, and then takes time away from what counted as work.
 fn time(page: &Page<'_>, times: &Times) -> prometheus::Result<()> {
     let rows = Class::ALL.map(|class| (class.name(), times.of(class) as f64 / 1000.0));
-    let help =
-        "What the time since the first start of the job went into, over all launchers: see docs/report.md.";
+    let help = "What the time since the first start of the job went into, over all launchers: see `ckpt-run docs report`.";
     page.gauge("ckpt_run_time_seconds", help, "class", &rows)?;
     let help = "Share of the time since the first start of the job that was productive.";
     let ratio = times.effective_ratio().unwrap_or(0.0);
@@ -200,6 +199,7 @@ mod tests {
             durable_s: 2.5,
             taken_unix_ms: 60_000,
             in_memory: false,
+            is_doubtful: false,
             uncovered_files: std::collections::BTreeMap::new(),
         }
     }

@@ -179,7 +179,7 @@ fn read_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a ReadError> {
 fn of_attempt(error: &AttemptError) -> Option<&'static str> {
     match error {
         AttemptError::Broken(_) => {
-            Some("See docs/limits.md for what cannot be saved, and run the job without it")
+            Some("See `ckpt-run docs limits` for what cannot be saved, and run the job without it")
         }
         AttemptError::JobEnded | AttemptError::Withdrawn => {
             Some("Run the same command again to resume from its newest snapshot")
@@ -194,13 +194,13 @@ fn of_attempt(error: &AttemptError) -> Option<&'static str> {
 fn of_agents(error: &QuiesceError) -> Option<&'static str> {
     match error {
         QuiesceError::Refused { .. } => {
-            Some("See docs/limits.md for what cannot be saved, and run the job without it")
+            Some("See `ckpt-run docs limits` for what cannot be saved, and run the job without it")
         }
         QuiesceError::Deadline { .. } => Some(
             "Check whether the process is stopped or waits for its GPU. The next checkpoint is tried automatically",
         ),
         QuiesceError::NoCut { .. } => Some(
-            "Let the job run: the next checkpoint is tried automatically. If each of them fails, a process that is behind waits outside NCCL (gloo, a store, a file, a pipe) for one that is parked: see docs/limits.md",
+            "Let the job run: the next checkpoint is tried automatically. If each of them fails, a process that is behind waits outside NCCL (gloo, a store, a file, a pipe) for one that is parked: see `ckpt-run docs limits`",
         ),
         QuiesceError::Withdrawn => Some("Run the same command again to resume from its newest snapshot"),
         QuiesceError::Resume { .. } | QuiesceError::NotListening => Some(

@@ -549,7 +549,10 @@ impl<'a> Planner<'a> {
         let at = self.present.held.join(&held.name);
         let now = Identity::of_path(&at)?;
         match held.is_reflink {
-            true => (now.bytes == then.bytes).then_some(FileAction::Reflink(at)),
+            true => {
+                let is_unchanged = held.identity.is_none_or(|made| made.is_unchanged(&now));
+                (is_unchanged && now.bytes == then.bytes).then_some(FileAction::Reflink(at))
+            }
             false => (now.is_same_inode(then) && now.has_same_content(then)).then_some(FileAction::Link(at)),
         }
     }
@@ -628,7 +631,7 @@ impl<'a> Planner<'a> {
         }
         if !self.left_alone.is_empty() {
             tracing::warn!(
-                "files have changed since the snapshot, and it is not known whether by the job: {}. They stay as they are (docs/resuming.md, \"Which files are the job's\")",
+                "files have changed since the snapshot, and it is not known whether by the job: {}. They stay as they are (`ckpt-run docs resuming`, \"Which files are the job's\")",
                 first_of(&self.left_alone)
             );
         }

@@ -365,7 +365,7 @@ impl Resumer<'_> {
         let (alive, touched, others) = self.answers.during(READING, || {
             let alive = LastAlive::read(self.dir);
             let touched = tracking::written_since(self.dir, &manifest.id).filter(|_| alive.is_recorded());
-            let others = tracking::written_by_others(self.dir, alive.known_until());
+            let others = tracking::written_by_others(self.dir, alive.known_until(), alive.until());
             (alive, touched, others)
         });
         let present = Present {
@@ -413,7 +413,8 @@ impl Resumer<'_> {
         let root_pid = self.run_criu(&namespace, &stdio, manifest, &mut loading, &queues, &work)?;
         self.await_agents(agents.as_ref(), manifest, &namespace)?;
         drop(cut);
-        Ok(RunningJob { namespace, stdio, root_pid, command_pid: manifest.tree.command_pid, agents, files })
+        let (command_pid, failed_process) = (manifest.tree.command_pid, manifest.failed_process.clone());
+        Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents, files, failed_process })
     }
 
     fn await_agents(

@@ -10,6 +10,8 @@ use crate::files::history::FileHistory;
 use crate::observe::control_server::Answer;
 use crate::sys::background::Background;
 use anyhow::{Context, Result};
+use ckpt_cluster::Blame;
+use ckpt_snapshot::FailedProcess;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -80,12 +82,13 @@ impl Checkpoints {
         });
         let (requests, inbox) = unbounded();
         let final_snapshot = Arc::new(AtomicU8::new(final_snapshot::PENDING));
+        let failed = job.failed_process.clone();
         let (priority, state, events) =
             (Arc::clone(&background), Arc::clone(&final_snapshot), shared.events.clone());
         let work = move || {
             // The job has priority over storing its snapshots.
             priority.enter();
-            serve(&checkpointer, files, &inbox, &events, &state);
+            serve(&checkpointer, files, failed, &inbox, &events, &state);
         };
         let thread = std::thread::Builder::new().name("checkpointer".to_owned()).spawn(work);
         let thread = thread.context("cannot start the checkpointing thread")?;
@@ -143,11 +146,12 @@ impl Checkpoints {
 fn serve(
     checkpointer: &Checkpointer,
     files: FileHistory,
+    failed: Option<FailedProcess>,
     requests: &Receiver<CheckpointRequest>,
     events: &Sender<Event>,
     final_snapshot: &AtomicU8,
 ) {
-    let mut history = AttemptHistory::new(files);
+    let mut history = AttemptHistory::new(files, failed);
     while let Ok(CheckpointRequest { answer, after_dump, part }) = requests.recv() {
         let is_final = after_dump != AfterDump::KeepRunning;
         let is_wanted = !is_final
@@ -165,7 +169,7 @@ fn serve(
             Err(AttemptError::Withdrawn)
         };
         if let (Some(gate), Err(error)) = (gate, &result) {
-            gate.fail(&error.to_string(), false);
+            gate.fail(&error.to_string(), Blame::Node);
         }
         let is_saved = result.is_ok();
         if events.send(Event::Attempted { result, answer, after_dump }).is_err() {

@@ -347,7 +347,8 @@ impl<'a> Supervisor<'a> {
             }
             // Of a job on several nodes, which has its own supervisor.
             SessionOutcome::OverOnNodes(end) => State::Over(Ok(end.code)),
-            SessionOutcome::Preempted { until, signalled } => {
+            SessionOutcome::Preempted { entry, until, signalled } => {
+                journal.add(&entry.measured(measured));
                 self.ends_by = Some(until);
                 self.is_signalled.set(signalled);
                 State::Over(Ok(EXIT_PREEMPTED))
@@ -360,6 +361,7 @@ impl<'a> Supervisor<'a> {
                     has_run: true,
                     ran_for: duration,
                     saved_after,
+                    is_doubtful: self.began_from.as_ref().is_some_and(Manifest::is_doubtful),
                     next_older_by: self.next_older_by(),
                 };
                 self.is_first = false;
@@ -413,21 +415,17 @@ impl<'a> Supervisor<'a> {
         measured: Measured,
     ) -> State {
         let journal = &self.context.opened.journal;
-        let measured_end = measured.ended_unix_ms;
         let kind = if failure.has_run { EventKind::Failed } else { EventKind::NotStarted };
         journal.add(&Entry::new(kind, what).remedy(remedy(code)).measured(measured));
         let wait = match self.policy.after(failure) {
             Next::GiveUp(reason) => return self.give_up(reason, what, code, error),
             Next::Again(wait) => wait,
             Next::StepBack(wait) => {
-                self.older_than = self.began_from.as_ref().map(|manifest| manifest.id.clone());
+                self.older_than = self.older_ones().map(|(first, _)| first);
                 wait
             }
         };
-        let newest_ms = self.context.status.snapshot().newest_unix_ms;
-        let lost = newest_ms
-            .zip(measured_end)
-            .map(|(newest, end)| Duration::from_millis(end.saturating_sub(newest)));
+        let lost = self.context.lost();
         let from = match (&self.older_than, lost) {
             (Some(id), _) => format!("from a snapshot older than {id}, which may hold what makes it fail"),
             (None, Some(lost)) => format!("from its newest snapshot: {} of work are done again", span(lost)),
@@ -460,15 +458,27 @@ impl<'a> Supervisor<'a> {
         State::Over(Ok(code))
     }
 
-    /// How much older the next older snapshot is than the one from which the current session was resumed.
+    /// How much older the snapshot is to which a step back leads.
     fn next_older_by(&self) -> Option<Duration> {
         let began_from = self.began_from.as_ref()?;
-        let candidates = of_present_run(&self.context.opened.dir, &self.context.opened.store).ok()?;
-        let marks = self.context.opened.dir.marks().ok()?;
+        let (_, older) = self.older_ones()?;
+        Some(Duration::from_millis(began_from.taken_unix_ms.saturating_sub(older?.taken_unix_ms)))
+    }
+
+    /// The oldest snapshot that a step back leaves out, and the one to which it leads: the next older one than that from
+    /// which the session was resumed. From a doubtful one, it is the next older one that is not, if there is one.
+    fn older_ones(&self) -> Option<(SnapshotId, Option<Manifest>)> {
+        let began_from = self.began_from.as_ref()?;
+        let OpenedJob { dir, store, .. } = &self.context.opened;
+        let candidates = of_present_run(dir, store).unwrap_or_default();
+        let marks = dir.marks().unwrap_or_default();
         let is_older = |id: &&SnapshotId| id.sequence() < began_from.id.sequence() && !marks.is_bad(id);
-        let mut older = candidates.iter().rev().filter(is_older);
-        let older = older.find_map(|id| self.context.opened.store.manifest(id).ok())?;
-        Some(Duration::from_millis(began_from.taken_unix_ms.saturating_sub(older.taken_unix_ms)))
+        let older = candidates.iter().rev().filter(is_older);
+        let older: Vec<_> = older.filter_map(|id| store.manifest(id).ok()).collect();
+        let sound = older.iter().position(|manifest| !manifest.is_doubtful());
+        let left_out = sound.filter(|_| began_from.is_doubtful()).unwrap_or(0);
+        let first = left_out.checked_sub(1).map_or(began_from, |last| &older[last]).id.clone();
+        Some((first, older.into_iter().nth(left_out)))
     }
 
     /// The oldest snapshot of the run that was taken after the job began to hang.

@@ -26,15 +26,15 @@ use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::resume_point::{Decision, Resume, decide};
 use crate::job::status::unix_ms;
 use crate::namespace::Network;
-use crate::report::failure::{exit_code, in_one_line};
+use crate::report::failure::{exit_code, in_one_line, log_error};
 use crate::restore::resume::Resumer;
 use crate::store::tiers;
 use crate::sys::deadline::{
     NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT,
 };
-use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED, bad_input};
+use crate::sys::error::{EXIT_BAD_INPUT, EXIT_OWN, EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
-use ckpt_cluster::{AttemptId, Outcome, Settings, Step};
+use ckpt_cluster::{AttemptId, Blame, Outcome, Settings, Step};
 use ckpt_snapshot::{JobRecord, SnapshotId, Store, Tiers};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -148,25 +148,25 @@ pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
             cluster.finish();
             Ok(code)
         }
-        Err(Over::Told(error)) => {
+        Err(Over::Told(error, code)) => {
             cluster.finish();
-            Err(error)
-        }
-        Err(Over::Code(code)) => {
-            cluster.fail(format!("its command cannot be executed (exit code {code})"), code);
+            log_error(&error);
             Ok(code)
         }
+        Err(Over::Code(code)) => {
+            Ok(cluster.fail(format!("its command cannot be executed (exit code {code})"), code))
+        }
         Err(Over::Failed(error)) => {
-            cluster.fail(in_one_line(&error), exit_code(&error, EXIT_OWN));
-            Err(error)
+            log_error(&error);
+            Ok(cluster.fail(in_one_line(&error), exit_code(&error, EXIT_OWN)))
         }
     }
 }
 
 /// Why this launcher cannot go on.
 enum Over {
-    /// The other nodes know.
-    Told(anyhow::Error),
+    /// The other nodes know. The job has ended with this exit code.
+    Told(anyhow::Error, i32),
     /// The command cannot be executed.
     Code(i32),
     Failed(anyhow::Error),
@@ -264,10 +264,11 @@ fn next_load(cluster: &Cluster) -> Result<Load, End> {
 
 /// Says why the job is over, and returns the exit code.
 fn report(end: &End) -> i32 {
+    let fix = if end.code == EXIT_BAD_INPUT { "Fix the cause. " } else { "" };
     if end.is_requested {
         tracing::info!("the job has ended on all nodes: {}. {AGAIN}", end.why);
     } else {
-        tracing::error!("the job has ended on all nodes: {}. {AGAIN}", end.why);
+        tracing::error!("the job has ended on all nodes: {}. {fix}{AGAIN}", end.why);
     }
     end.code
 }
@@ -332,7 +333,7 @@ impl Supervisor<'_> {
                 Ok(Err(code)) => return Err(Over::Code(code)),
                 Err((error, blames_snapshot)) => {
                     let is_own = load.gate.end().is_none();
-                    load.gate.fail(&in_one_line(&error), blames_snapshot);
+                    load.gate.fail(&in_one_line(&error), blame(&error, blames_snapshot));
                     own_error = Some(error).filter(|_| is_own);
                 }
             }
@@ -341,8 +342,8 @@ impl Supervisor<'_> {
             load = match (self.next_session(cluster, ended), own_error) {
                 (Ok(next), _) => next,
                 // The others know what has failed here.
-                (Err(_), Some(error)) => return Err(Over::Told(error)),
-                (Err(end), None) => return Ok(report(&end)),
+                (Err(end), Some(error)) if self.is_first => return Err(Over::Told(error, end.code)),
+                (Err(end), _) => return Ok(report(&end)),
             };
             candidates = self.decide_again(cluster, &load)?;
         }
@@ -419,6 +420,7 @@ impl Supervisor<'_> {
                     has_run: true,
                     ran_for: duration,
                     saved_after,
+                    is_doubtful: false,
                     next_older_by: None,
                 };
                 Ok(PartEnd::Over(end, failure))
@@ -429,8 +431,20 @@ impl Supervisor<'_> {
                 Ok(PartEnd::Code(code))
             }
             SessionOutcome::StoppedByUser { code } => Ok(PartEnd::Code(code)),
-            SessionOutcome::Preempted { .. } => Ok(PartEnd::Code(EXIT_OWN)),
+            SessionOutcome::Preempted { entry, .. } => {
+                journal.add(&entry.measured(measured));
+                Ok(PartEnd::Code(EXIT_OWN))
+            }
         }
+    }
+}
+
+/// What a failed start or resume of the part is blamed on.
+fn blame(error: &anyhow::Error, blames_snapshot: bool) -> Blame {
+    match exit_code(error, EXIT_OWN) {
+        _ if blames_snapshot => Blame::Snapshot,
+        EXIT_BAD_INPUT => Blame::Input,
+        _ => Blame::Node,
     }
 }
 

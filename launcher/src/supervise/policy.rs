@@ -2,7 +2,9 @@
 //!
 //! A *restart point* is the snapshot that the job was resumed from, or its beginning. A job that fails repeatedly before
 //! the next snapshot is restarted a few times from the same point, and then from an older snapshot, since the newer one
-//! may contain the cause. If that fails too, the policy gives up: restarts without progress would repeat for weeks.
+//! may contain the cause. From a *doubtful* snapshot, which was taken after a process of the job had failed, it is
+//! restarted once: a launcher of ranks that looks at its ranks every few seconds fails again when it looks. If that fails
+//! too, the policy gives up: restarts without progress would repeat for weeks.
 //!
 //! A session that cannot begin says nothing about its restart point: the store is unreachable, memory is short, a port
 //! is in use. Such failures are counted separately, and retried for longer.
@@ -33,9 +35,12 @@ pub struct Failure {
     pub has_run: bool,
     /// How long it ran.
     pub ran_for: Duration,
-    /// When its last snapshot was taken, counted from the begin of the session.
+    /// When its last snapshot was taken that is not doubtful, counted from the begin of the session.
     pub saved_after: Option<Duration>,
-    /// How much older the next older snapshot is than the one that it was resumed from; `None` if there is none.
+    /// Whether it was resumed from a doubtful snapshot: a process of the job had failed before.
+    pub is_doubtful: bool,
+    /// How much older the next older snapshot is than the one that it was resumed from; `None` if there is none. Of a
+    /// doubtful one: the next that is not.
     pub next_older_by: Option<Duration>,
 }
 
@@ -108,7 +113,8 @@ impl Policy {
             return self.after_failed_start();
         }
         let wait = wait(self.failures_in_a_row);
-        if self.failures_at_point < TRIES {
+        let is_doubtful = failure.is_doubtful && failure.next_older_by.is_some();
+        if self.failures_at_point < if is_doubtful { 1 } else { TRIES } {
             self.restarts += 1;
             return Next::Again(wait);
         }
@@ -193,6 +199,7 @@ mod tests {
             has_run: true,
             ran_for: 10 * SECOND,
             saved_after: None,
+            is_doubtful: false,
             next_older_by: Some(600 * SECOND),
         }
     }
@@ -242,6 +249,22 @@ mod tests {
             assert!(matches!(policy.after(&resumed()), Next::Again(_)));
         }
         assert!(reason(policy.after(&resumed())).contains("same snapshot"));
+    }
+
+    #[test]
+    fn a_doubtful_snapshot_is_tried_once() {
+        let doubtful = Failure { is_doubtful: true, ..resumed() };
+        let mut policy = Policy::new(1000, None);
+        // The session in which the process failed.
+        assert!(matches!(policy.after(&saved()), Next::Again(_)));
+        assert!(matches!(policy.after(&doubtful), Next::StepBack(_)));
+        assert!(matches!(policy.after(&resumed()), Next::Again(_)));
+        // Where all snapshots are doubtful, as others are.
+        let only = Failure { next_older_by: None, ..doubtful };
+        let mut policy = Policy::new(1000, None);
+        assert!(matches!(policy.after(&only), Next::Again(_)));
+        assert!(matches!(policy.after(&only), Next::Again(_)));
+        assert!(matches!(policy.after(&only), Next::GiveUp(_)));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::files::rules::FileRules;
 use crate::job::claim::ClaimedJob;
 use crate::job::journal::{Entry, EventKind};
 use crate::job::status::SharedStatus;
+use crate::job::times;
 use crate::namespace::stdio;
 use crate::persist::copier::CopyParts;
 use crate::persist::memory::Persister;
@@ -22,7 +23,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What stays the same over all sessions of the job.
 pub(super) struct RunContext<'a> {
@@ -110,6 +111,12 @@ impl<'a> RunContext<'a> {
     pub(super) fn good_snapshot(&self) -> Option<String> {
         let status = self.status.snapshot();
         status.last_snapshot.map(|saved| saved.id).or(status.resumed_from)
+    }
+
+    /// The work that a resume from the newest snapshot does again, as far as that is known.
+    pub(super) fn lost(&self) -> Option<Duration> {
+        let times = times::of_job(&self.opened.dir, true).ok()??;
+        times.work_after(&self.good_snapshot()?).map(Duration::from_millis)
     }
 
     /// Removes images of the job's memory that a killed launcher, or an earlier session, left on disk.

@@ -60,7 +60,7 @@ pub(super) struct JobSession<'a> {
     pace: Pace,
     next_checkpoint: Option<Instant>,
     failures_in_a_row: u32,
-    /// When its snapshots were taken.
+    /// When its snapshots were taken, without those of a job that may be about to fail.
     snapshot_times: Vec<SystemTime>,
     checkpoints: Checkpoints,
     /// Checkpoints that were requested and have not been answered.
@@ -100,6 +100,7 @@ impl<'a> JobSession<'a> {
         job.stdio
             .start(resumed_from.map(|manifest| &manifest.stdio[..]), saves.then(|| Box::new(interrupt) as _))
             .context("cannot relay the job's output")?;
+        shared.status.writes_to(job.stdio.tail());
         let losses =
             job.agents.as_ref().map_or_else(crossbeam_channel::never, |agents| agents.losses.clone());
         let files = std::mem::take(&mut job.files);
@@ -270,7 +271,9 @@ impl<'a> JobSession<'a> {
 
     fn saved(&mut self, saved: &Saved, after_dump: AfterDump) {
         self.failures_in_a_row = 0;
-        self.snapshot_times.push(UNIX_EPOCH + Duration::from_millis(saved.taken_unix_ms));
+        if !saved.is_doubtful {
+            self.snapshot_times.push(UNIX_EPOCH + Duration::from_millis(saved.taken_unix_ms));
+        }
         let seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
         self.pace.measure(seconds(saved.stall_s), seconds(saved.durable_s));
         let cut = saved.cut.as_ref().map(|cut| format!(" ({})", cut_text(cut.duration_s, cut.attempts)));

@@ -115,9 +115,15 @@ pub fn start(
         namespace.start_job(argv, variables, stdio.terminal_path(), sources, &fds)
     };
     match started {
-        Ok((root_pid, command_pid)) => {
-            Ok(Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents, files }))
-        }
+        Ok((root_pid, command_pid)) => Ok(Ok(RunningJob {
+            namespace,
+            stdio,
+            root_pid,
+            command_pid,
+            agents,
+            files,
+            failed_process: None,
+        })),
         Err(StartError::Command(error)) => {
             let meant = as_script(&argv[0]).map(|meant| format!(" Did you mean `{meant}`?"));
             tracing::error!("cannot run {:?}: {error}. {OF_COMMAND}.{}", argv[0], meant.unwrap_or_default());

@@ -8,6 +8,7 @@
 
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
+use crate::cluster;
 use crate::criu::Criu;
 use crate::job::alive;
 use crate::job::claim::ClaimedJob;
@@ -15,6 +16,7 @@ use crate::job::journal::{Entry, EventKind, Journal, Measured};
 use crate::job::resume_point::Resume;
 use crate::job::started_with;
 use crate::job::status::unix_ms;
+use crate::job::times;
 use crate::namespace::{Namespace, stdio};
 use crate::persist::memory::Memory;
 use crate::store::answer::AnswerWatch;
@@ -88,6 +90,7 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         tracing::info!("job {key}: waiting for `ckpt-run prune` or `ckpt-run rm` to end (process {pid})");
     };
     let lock = dir.lock_to_run(on_wait)?;
+    cluster::delete_left_interfaces();
     let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
     let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();
     let store =
@@ -137,9 +140,23 @@ pub(super) fn claim(
                 "job {key}: it was complete, as it had ended with 0, and starts again from the beginning. `--resume ID` resumes one of its snapshots"
             );
         }
+        None if *resume == Resume::Auto => warn_of_passed_over(opened),
         None => {}
     }
     Ok((claimed, candidates))
+}
+
+/// Warns if the job starts from the beginning although there are snapshots: a new run was begun (`--resume never`, or after a
+/// complete one), and has none.
+fn warn_of_passed_over(opened: &OpenedJob) {
+    let listed = tiers::list_local(&opened.store).unwrap_or_default();
+    if let Some(newest) = listed.last() {
+        tracing::warn!(
+            "job {}: it starts from the beginning, since its newest run has no snapshot yet. There are snapshots of runs before: `--resume {}` resumes the newest one",
+            opened.dir.key(),
+            newest.id
+        );
+    }
 }
 
 /// The thread that waits for the store cannot be cancelled.
@@ -149,18 +166,11 @@ fn end_without_answer() {
     std::process::exit(EXIT_OWN)
 }
 
-/// How long the job ran after the snapshot `id`, as far as that is known.
+/// How much work the job did after the snapshot `id`, as far as that is known.
 fn lost_since(opened: &OpenedJob, id: &SnapshotId) -> Option<String> {
     let taken_ms = opened.store.manifest(id).ok()?.taken_unix_ms;
-    let last = opened.journal.last_turn()?;
-    let until_ms = match last.kind {
-        // The launcher was killed.
-        EventKind::Started | EventKind::Resumed => unix_ms(alive::last_beat(&opened.dir)?),
-        _ if last.snapshot == Some(id.to_string()) => return None,
-        _ => last.measured.ended_unix_ms?,
-    };
-    let lost = Some(until_ms.checked_sub(taken_ms)?).filter(|lost_ms| *lost_ms >= 1000)?;
-    let lost = Duration::from_millis(lost);
+    let lost = times::of_job(&opened.dir, false).ok()??.work_after(&id.to_string())?;
+    let lost = Duration::from_millis(Some(lost).filter(|lost_ms| *lost_ms >= 1000)?);
     let at = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(taken_ms));
     Some(format!(", taken at {at}: {} of work after it are done again", span(lost)))
 }
@@ -250,7 +260,7 @@ fn check_privileges(config: &Config) -> Result<()> {
     Namespace::create(config.network, None)?;
     if rights.wants_user_namespace() {
         tracing::info!(
-            "without CAP_SYS_ADMIN the job runs in a user namespace of its own. Not every job can be saved there: see docs/privileges.md"
+            "without CAP_SYS_ADMIN the job runs in a user namespace of its own. Not every job can be saved there: see `ckpt-run docs privileges`"
         );
     }
     Ok(())

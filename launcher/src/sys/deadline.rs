@@ -149,13 +149,15 @@ pub const PORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Time to connect to another node and to exchange the first messages; also for one write.
 pub const NODE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a launcher that had the network of a job on this machine to end. The others wait longer for this one.
+pub const NODE_INTERFACE_LIMIT: Duration = Duration::from_secs(10);
 /// Time for the network of a job to reach all other nodes, whose launchers may still make theirs.
 pub const NODE_REACH_LIMIT: Duration = Duration::from_secs(20);
 /// Time for one try of that. A packet that is lost is sent again after a second.
 pub const NODE_REACH_TRY: Duration = Duration::from_millis(1500);
 /// Pause before the second try to connect to node 0. It doubles, up to [`NODE_RETRY_INTERVAL`].
 pub const NODE_FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(10);
-/// The longest pause before the next try to connect to node 0.
+/// The longest pause before the next try to connect to node 0, or to make the network of a job.
 pub const NODE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Time after which a launcher says for which other nodes it waits.
 pub const NODE_WAIT_REPORT: Duration = Duration::from_secs(3);

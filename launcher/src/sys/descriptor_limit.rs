@@ -1,5 +1,5 @@
-//! The limit of open files. Parked device memory needs a descriptor per allocation, so a launcher with agents raises its
-//! soft limit to the hard limit. Child processes get the original limit.
+//! The limit of open files. Parked device memory needs a descriptor per allocation for as long as the allocation lives, so a
+//! launcher with agents raises its soft limit to the hard limit. Child processes get the original limit.
 
 use rustix::io;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
@@ -14,6 +14,12 @@ pub fn raise() {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::debug!("the limit of open files stays at {:?}: {error}", before.current);
     }
+}
+
+/// How many files this process may have open.
+#[must_use]
+pub fn current() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 /// Gives a child process the limit that it would have without [`raise`].

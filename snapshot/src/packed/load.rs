@@ -54,12 +54,16 @@ pub fn load(
             loading.locate(loading.plan()?)?
         }
     };
-    let threads = store.limits.threads().min(runs.len());
+    let threads = store.limits.load_threads().min(runs.len());
     let mut buffers: Vec<_> = (0..threads).map(|_| None).collect();
     on_threads(&mut buffers, &runs, |reading, run| {
         loading.read_run(run, reading.get_or_insert_with(Reading::new))
     })
 }
+
+/// The most memory that the buffers of one thread take (bytes): a block, and what [`Codec::decode`](crate::codec::Codec::decode)
+/// needs.
+pub const THREAD_BYTES: usize = (2 + 3) * CHUNK_BYTES;
 
 /// The buffers of one thread.
 struct Reading {

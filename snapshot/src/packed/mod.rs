@@ -44,6 +44,8 @@ pub struct Limits {
     pub pool_bytes: u64,
     /// Threads that read, hash and write chunks.
     pub workers: usize,
+    /// Threads of a load. A resume has all cores, while other work runs beside the job.
+    pub loaders: usize,
     /// Chunks of a pack with at most this many bytes between them are read together.
     pub gap_bytes: u64,
     /// A pack is finished when it has reached this length (bytes).
@@ -59,10 +61,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             pool_bytes: 1 << 30,
-            workers: workers.clamp(2, 8),
+            workers: cores.clamp(2, 8),
+            // More would wait for memory.
+            loaders: cores.clamp(2, 16),
             pack_bytes: PACK_MAX_BYTES,
             keeps_unfinished: false,
             shared: None,
@@ -83,9 +87,17 @@ impl Limits {
 
     /// The number of threads whose blocks fit into the pool.
     fn threads(&self) -> usize {
-        let each_bytes = (BLOCKS + 1) * BLOCK_BYTES;
+        self.that_fit(self.workers, (BLOCKS + 1) * BLOCK_BYTES)
+    }
+
+    /// The number of threads of a load whose buffers fit into the pool.
+    fn load_threads(&self) -> usize {
+        self.that_fit(self.loaders, load::THREAD_BYTES)
+    }
+
+    fn that_fit(&self, threads: usize, each_bytes: usize) -> usize {
         let fit = usize::try_from(self.pool_bytes).unwrap_or(usize::MAX) / each_bytes;
-        self.workers.min(fit).max(1)
+        threads.min(fit).max(1)
     }
 }
 

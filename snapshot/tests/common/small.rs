@@ -29,7 +29,7 @@ impl Source for Parts<'_> {
 
 /// A store that works with so many threads: each writes a pack of its own.
 pub fn store_with(medium: impl Medium + 'static, workers: usize) -> PackStore {
-    let limits = Limits { workers, ..Limits::default() };
+    let limits = Limits { workers, loaders: workers, ..Limits::default() };
     PackStore::new(Arc::new(medium), codec::Codec::default(), limits)
 }
 

@@ -74,6 +74,7 @@ class Gpu:
         self.is_detached = False
         self.mirror = None
         self.known = None
+        self.key = 0
 
     def stage(self, connection, mirror, bytes, **_):
         fd = open_file_from(connection)
@@ -99,7 +100,8 @@ class Gpu:
         self.mirror = None
         fd = os.memfd_create("parked")
         os.write(fd, self.memory)
-        say(connection, type="park", count=1)
+        self.key += 1
+        say(connection, type="park", pid=os.getpid(), keys=[[0, self.key]], instance=1)
         socket.send_fds(connection, [MARK], [fd])
         os.close(fd)
         assert hear(connection) == {"type": "parked", "is_kept": True}
@@ -121,13 +123,16 @@ class Gpu:
         with mmap.mmap(fd, deliver["bytes"]) as mirror:
             self.check(mirror, self.memory)
         os.close(fd)
-        if deliver["parked"]:
-            say(connection, type="unpark", first=0, count=deliver["parked"])
-            assert hear(connection) == {"type": "unparked", "count": 1}
+        say(connection, type="unpark", pid=os.getpid(), keys=[[0, self.key]])
+        is_parked = hear(connection) == {"type": "unparked", "count": 1}
+        if is_parked:
             fd = open_file_from(connection)
             assert os.pread(fd, 1000, 0) == self.memory
             os.close(fd)
-        copied_bytes = 0 if deliver["parked"] else len(self.memory)
+            # It is other memory from now on.
+            say(connection, type="withdraw", pid=os.getpid(), keys=[[0, self.key]])
+            assert hear(connection) == {"type": "withdrawn"}
+        copied_bytes = 0 if is_parked else len(self.memory)
         note("deliveries", "mirror" if copied_bytes else "parked")
         self.is_detached = False
         self.memory += b"."
@@ -144,6 +149,7 @@ def connected():
 
 def greet(connection, away, gpu):
     hello = {"version": 3, "pid": os.getpid(), "start_time_ticks": start_time_ticks(), "exe": sys.executable}
+    hello["parks_by_key"] = True
     if away is not None:
         hello |= {"away": away, "is_detached": gpu.is_detached}
     if os.path.exists("rank"):

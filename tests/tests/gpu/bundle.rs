@@ -220,6 +220,43 @@ fn each_call_ends_within_ten_minutes_and_all_within_half_an_hour() {
     assert!(output.status.success(), "{}", said(&output));
 }
 
+/// The suite takes the library by its option, which counts more than its variable.
+#[test]
+fn the_suite_checks_the_nccl_of_pytorch() {
+    let sandbox = Sandbox::new();
+    let suite = "#!/bin/sh\nkept=\nwhile [ $# -gt 0 ]; do\n\
+                 case $1 in --json) kept=$2 ;; --nccl) nccl=$2 ;; esac; shift\ndone\n\
+                 echo '{\"checks\": [{\"name\": \"nccl/x\", \"outcome\": \"pass\", \"text\": \"'$nccl'\"}]}' > $kept\n";
+    std::fs::create_dir(sandbox.path().join("bin")).expect("a directory");
+    std::fs::write(sandbox.path().join("bin/conformance"), suite).expect("a program");
+    let script = "import os, sys; sys.path.insert(0, sys.argv[1])\n\
+                  from harness import conformance, settings\n\
+                  torch = {'nccl_path': '/torch/libnccl.so.2'}\n\
+                  facts = {'libcuda': '/libcuda.so.1', 'driver': {'has_checkpoint': True}, 'torch': torch, 'criu': {}}\n\
+                  own = settings.Settings(os.getcwd(), facts)\n\
+                  own.root = os.getcwd()\n\
+                  os.chmod('bin/conformance', 0o755); os.mkdir('logs')\n\
+                  print(conformance.outcomes(own, 'nccl/')['nccl/x'][1])";
+    let mut command = Command::new(python());
+    command.args(["-B", "-c", script]).arg(workspace().join("xtask/bundle")).current_dir(sandbox.path());
+    let output = run(command);
+    assert_eq!(said(&output), "/torch/libnccl.so.2\n");
+}
+
+/// `BUNDLE_ONLY` may be meant for one stage of several.
+#[test]
+fn a_stage_without_a_wanted_step_does_not_fail() {
+    let machine = Machine::new();
+    let mut command = machine.command(&["driver", "memory"]);
+    command.env("BUNDLE_ONLY", "^no such step$");
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    for stage in ["driver", "memory"] {
+        let (outcome, text) = machine.step(stage, "stage");
+        assert!(outcome == "skip" && text.contains("BUNDLE_ONLY"), "{outcome}: {text}");
+    }
+}
+
 /// Results of several calls, each with few files, make one table.
 #[test]
 fn the_summary_is_made_of_results_that_are_there() {

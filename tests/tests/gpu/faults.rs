@@ -37,8 +37,10 @@ const MULTICAST: [&str; 5] = [
 /// Fault points of the launcher.
 const LAUNCHER: [&str; 3] = ["prepare", "staged", "delivered"];
 
-/// Makes parking fail: device memory is allocated again and copied back.
-const NOT_PARKED: &str = "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
+/// Nothing is parked.
+const NOT_EXPORTED: &str = "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
+/// What was parked does not come back: device memory is allocated again and copied back.
+const NOT_PARKED: &str = "cuMemImportFromShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
 
 /// Kills the job at each of these points of a checkpoint, and resumes it.
 fn is_killed_at(job: &Job, points: impl IntoIterator<Item = &'static str>) {
@@ -198,7 +200,15 @@ fn calls(job: &Job, running: &mut Running, also: &str) -> Vec<String> {
 fn any_call_may_fail_once(first: &str, capture: &str, also: &str) {
     let job = Job::steady("2").with("CKPT_CAPTURE", capture);
     let mut running = job.start();
-    running.checkpoint(&job.sandbox);
+    // Each attempt begins after such a checkpoint.
+    let good_checkpoint = |running: &mut Running| {
+        if !also.is_empty() {
+            job.fail(also);
+        }
+        running.checkpoint(&job.sandbox);
+        job.disarm();
+    };
+    good_checkpoint(&mut running);
     let calls = calls(&job, &mut running, also);
     let start = calls.iter().position(|call| call == first).expect("a call of that kind");
     for (index, name) in calls.iter().enumerate().skip(start) {
@@ -216,8 +226,7 @@ fn any_call_may_fail_once(first: &str, capture: &str, also: &str) {
             job.failed()
         });
         assert!(failed.contains(name), "call {index}, {name}: {failed:?}");
-        // The next attempt begins as this one did.
-        running.checkpoint(&job.sandbox);
+        good_checkpoint(&mut running);
         job.goes_on(&mut running);
     }
     job.goes_on(&mut running);
@@ -232,7 +241,7 @@ fn any_call_may_fail_once_where_memory_is_parked() {
 
 #[test]
 fn any_call_may_fail_once_where_memory_is_copied_back() {
-    any_call_may_fail_once("cuMemExportToShareableHandle", "all", NOT_PARKED);
+    any_call_may_fail_once("cuMemExportToShareableHandle", "all", NOT_EXPORTED);
 }
 
 /// Without any of these calls every checkpoint is refused, and the job continues.
@@ -301,10 +310,11 @@ fn a_call_that_always_fails_makes_checkpoints_slower() {
         ("cuModuleLoadData:1+", true, "what has changed is not known: cuModuleLoadData failed with"),
         ("cuMemHostAlloc:1+", true, "what has changed is not known: cuMemHostAlloc failed with"),
         ("cuMemHostRegister_v2:1+", true, "the mirror is not pinned: cuMemHostRegister failed with"),
+        // What is not imported again is parked anew in the next checkpoint.
+        ("cuMemImportFromShareableHandle:1+", true, ""),
         ("cuMemExportToShareableHandle:1+", false, ""),
         // In the second batch.
         ("cuMemExportToShareableHandle:66", true, ""),
-        ("cuMemImportFromShareableHandle:1+", true, ""),
     ] {
         job.paused(&mut running, |running| {
             job.fail(&format!("{rule}=CUDA_ERROR_NOT_SUPPORTED"));
@@ -474,9 +484,13 @@ fn is_given_up_while_it_stalls(mode: &str, fault: &str, why: &str) {
     let mut running = job.start();
     job.touch("stall");
     running.until("the stall", || job.is_there("stalled").then_some(()));
-    job.is_refused(&running, why);
+    // On a busy machine, the launcher's own limit may end before it hears of the agent's.
+    let is_refused = |running: &Running| {
+        until(why, || job.try_checkpoint(running).expect_err("refused").contains(why).then_some(()));
+    };
+    is_refused(&running);
     job.goes_on(&mut running);
-    job.is_refused(&running, why);
+    is_refused(&running);
     job.remove("stall");
     running.until("the end of the stall", || job.is_there("over").then_some(()));
     job.saves(&running);

@@ -119,7 +119,7 @@ fn start_watched(job: &GpuJob, interval: &str) -> Running {
 /// refused.
 fn detects_a_hung_stream(how: Option<&str>, expected: &str) {
     let job = hanging(how);
-    let mut running = start_watched(&job, "1500ms");
+    let mut running = start_watched(&job, "1s");
     running.until_answering(&job.sandbox);
     job.until_more_lines(&mut running, 2);
     // On a busy machine the short time for a checkpoint may be over before one succeeds.
@@ -171,7 +171,7 @@ fn polling_of_a_hung_stream_is_detected() {
 #[test]
 fn a_job_that_computes_without_its_gpu_is_left_alone() {
     let job = hanging(Some("stream"));
-    let mut running = start_watched(&job, "1500ms");
+    let mut running = start_watched(&job, "1s");
     running.until_answering(&job.sandbox);
     job.until_more_lines(&mut running, 2);
     let compute = job.sandbox.path().join("compute");

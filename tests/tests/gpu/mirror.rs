@@ -18,8 +18,8 @@ const JOB_MIB: u64 = 64;
 /// The same where host memory is measured.
 const MEASURED_MIB: u64 = 256;
 
-/// Makes parking fail: device memory is allocated again and copied back.
-const NOT_PARKED: &str = "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
+/// What was parked does not come back: device memory is allocated again and copied back.
+const NOT_PARKED: &str = "cuMemImportFromShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
 
 fn job() -> Job {
     job_with("changed", JOB_MIB)
@@ -273,7 +273,7 @@ fn without_a_copy_a_failing_store_leaves_the_job_running() {
 fn without_a_copy_failures_of_the_process_are_undone() {
     let job = job_with("none", JOB_MIB);
     let mut running = filled(&job);
-    job.fail(NOT_PARKED);
+    job.fail("cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED");
     job.is_refused(&running, "--mirror changed");
     for points in ["detach-readable=panic", "detach-captured=panic", "detach-released=panic"] {
         job.disarm();

@@ -1,6 +1,6 @@
 //! The command line: exit codes, streams, when a job resumes, the other commands.
 
-use ckpt_run_tests::{Running, Sandbox, criu, programs, python, schema, until};
+use ckpt_run_tests::{Running, Sandbox, criu, packs, programs, python, schema, until};
 use rustix::process::Signal;
 use std::fs;
 use std::io::{Read, Write};
@@ -233,6 +233,30 @@ fn other_commands_list_and_delete_snapshots() {
     let said = String::from_utf8_lossy(&removed.stderr);
     assert!(removed.status.success() && sandbox.snapshots().is_empty(), "{said}");
     assert_eq!(said.matches("is reclaimed").count(), 1, "{said}");
+}
+
+/// Its launcher frees the space after its next checkpoint.
+#[test]
+fn a_snapshot_that_is_deleted_while_its_job_runs_takes_no_space() {
+    let sandbox = Sandbox::new();
+    let script =
+        "until [ -e go ]; do noise=$(head -c 3000000 /dev/urandom | base64); : > ready; sleep 0.05; done";
+    let mut job = sandbox.start("job", ["--keep", "9", "--", "sh", "-c", script]);
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    let before = packs::objects(&sandbox);
+    let id = job.checkpoint(&sandbox);
+    let mut own = packs::objects(&sandbox);
+    own.retain(|path| path.extension().is_some_and(|kind| kind == "pack") && !before.contains(path));
+    assert!(!own.is_empty());
+    job.checkpoint(&sandbox);
+    sandbox.ok(["rm", &id]);
+    assert!(own.iter().all(|pack| pack.exists()), "the launcher may be using them");
+    job.checkpoint(&sandbox);
+    job.until("a pack is gone", || (!own.iter().all(|pack| pack.exists())).then_some(()));
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0);
+    sandbox.verify_all();
 }
 
 /// The outputs for programs, of a job that runs and of one that has ended.

@@ -4,6 +4,7 @@
 
 mod adversary;
 mod agents;
+mod completions;
 mod container;
 mod demo;
 mod distribution_kernel;
@@ -18,6 +19,7 @@ mod nodes;
 mod notified;
 mod privileges;
 mod refused;
+mod report;
 mod resources;
 mod slurm;
 mod soak;

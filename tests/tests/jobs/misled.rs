@@ -1,11 +1,11 @@
 //! What ckpt-run says so that nobody is misled: changed scripts and command lines, complete jobs, stores of other users,
-//! jobs that cannot be read, and how a job ended.
+//! jobs that cannot be read, how a job ended, what it wrote before, and what a tag names.
 
 use crate::supervisor::{touch, until_ready};
-use ckpt_run_tests::{Running, Sandbox, python, until};
+use ckpt_run_tests::{Running, Sandbox, python, schema, until};
 use rustix::process::Signal;
-use std::fs;
-use std::os::unix::fs::chown;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
 
 /// Runs until there is `go`, with the file `needed` open.
 const JOB: &str = r#"
@@ -28,6 +28,30 @@ fn prepared() -> (Sandbox, Running) {
     let mut job = start(&sandbox, "job", "--lr=1");
     until_ready(&mut job, &sandbox);
     (sandbox, job)
+}
+
+#[test]
+fn a_start_that_passes_over_snapshots_says_so() {
+    let (sandbox, mut job) = prepared();
+    let id = job.checkpoint(&sandbox);
+    job.kill_everything();
+    let python = python();
+    let command = ["--job", "named", "--files", "off", "--", python.to_str().unwrap(), "train.py", "--lr=1"];
+    // It is killed before its first snapshot.
+    let mut job = sandbox.start("fresh", ["--resume", "never"].into_iter().chain(command));
+    job.until_answering(&sandbox);
+    job.kill_everything();
+    let mut job = sandbox.start("again", command);
+    job.until_answering(&sandbox);
+    let said = job.said();
+    assert!(
+        said.contains(&format!(
+            "its newest run has no snapshot yet. There are snapshots of runs before: `--resume {id}`"
+        )),
+        "{said}"
+    );
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
 }
 
 /// The old process is resumed: neither the new code nor the new arguments have an effect.
@@ -195,4 +219,107 @@ fn a_closed_pipe_is_final() {
     let said = sandbox.read("job.err");
     assert!(!status.success() && !said.contains("Restart 1"), "{status}: {said}");
     assert!(said.contains("after the reader of its output had closed it: it is not restarted"), "{said}");
+}
+
+/// Fails once, with a traceback, and then ends well.
+const FAILS_ONCE: &str = r#"
+import os, sys, time
+print("loading", flush=True)
+open("ready", "w").close()
+while not os.path.exists("go"): time.sleep(0.02)
+if not os.path.exists("failed"):
+    open("failed", "w").close()
+    raise ValueError("the loss is not a number")
+print("accuracy 0.93", flush=True)
+"#;
+
+/// A resume cuts the traceback off the user's log: it is still told.
+#[test]
+fn what_a_job_wrote_before_it_failed_is_told() {
+    let sandbox = Sandbox::new();
+    let python = python();
+    fs::write(sandbox.path().join("train.py"), FAILS_ONCE).unwrap();
+    let arguments = ["--files", "off", "--", python.to_str().unwrap(), "train.py"];
+    let mut command = sandbox.command(arguments);
+    command.env("CKPT_MAX_RESTARTS", "1");
+    let mut job = sandbox.start_command("job", command);
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    let now = sandbox.ok(["logs"]);
+    assert!(now.contains("  now                   output       loading\n"), "{now}");
+    let log = sandbox.path().join("job.out").canonicalize().unwrap();
+    assert!(now.contains(&format!("the output of the job: {}\n", log.display())), "{now}");
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(!job.said().contains("not a number"), "the resume has cut it off: {}", job.said());
+    let told = sandbox.ok(["explain"]);
+    let shown =
+        ["\n                        output       ", "ValueError: the loss is not a number\n", "  failed  "];
+    let at: Vec<_> = shown.iter().map(|text| told.find(text).expect(&told)).collect();
+    assert!(at.is_sorted() && !told.contains("accuracy"), "{told}");
+    let logs = sandbox.ok(["logs"]);
+    let shown = [
+        "  started  ",
+        "ValueError: the loss is not a number\n",
+        "  failed  ",
+        "  resumed  ",
+        "accuracy 0.93\n",
+    ];
+    let at: Vec<_> = shown.iter().map(|text| logs.find(text).expect(&logs)).collect();
+    assert!(at.is_sorted() && logs.contains("  complete  "), "{logs}");
+    assert!(logs.contains("what a resume took from files of the job"), "{logs}");
+    schema::check("logs", &sandbox.json(["logs", "--json"]));
+}
+
+/// What a job wrote before it was stopped is in `logs`, and no reason of a failure.
+#[test]
+fn the_output_of_a_stopped_job_is_before_its_end() {
+    let sandbox = Sandbox::new();
+    let python = python();
+    fs::write(sandbox.path().join("train.py"), FAILS_ONCE).unwrap();
+    let mut job = sandbox.start("job", ["--files", "off", "--", python.to_str().unwrap(), "train.py"]);
+    until_ready(&mut job, &sandbox);
+    sandbox.ok(["stop"]);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    let journal = fs::read_to_string(sandbox.job_dir().join("journal.jsonl")).unwrap();
+    let at = ["\"output\"", "\"ended\""].map(|kind| journal.find(kind).expect(&journal));
+    assert!(at.is_sorted(), "{journal}");
+    assert!(sandbox.ok(["logs"]).contains("  output       loading\n"));
+    let told = sandbox.ok(["explain"]);
+    assert!(told.contains("  ended  ") && !told.contains("loading"), "{told}");
+}
+
+/// In an encrypted store, nothing that the job has written is in the clear.
+#[test]
+fn what_a_job_wrote_is_not_beside_encrypted_snapshots() {
+    let sandbox = Sandbox::new();
+    let key = sandbox.path().join("key");
+    fs::write(&key, (0..32).collect::<Vec<u8>>()).unwrap();
+    fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+    let arguments = ["--encrypt-key-file", "key", "--", "sh", "-c", "echo secret$((40 + 2)); exit 3"];
+    let output = sandbox.call(arguments);
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+    let journal = fs::read_to_string(sandbox.job_dir().join("journal.jsonl")).unwrap();
+    assert!(journal.contains("\"failed\"") && !journal.contains("secret42"), "{journal}");
+}
+
+/// A tag moves, as the user meant it to, and its former snapshot is named: it is no longer kept.
+#[test]
+fn a_tag_names_one_snapshot() {
+    let (sandbox, mut job) = prepared();
+    let ids = [job.checkpoint(&sandbox), job.checkpoint(&sandbox)];
+    sandbox.ok(["tag", &ids[0], "best"]);
+    let kept = sandbox.ok(["prune", "--keep", "1", "--dry-run"]);
+    assert!(kept.contains("it has the tag best") && kept.contains("nothing to remove"), "{kept}");
+    assert!(!kept.contains("no job has more"), "one has: {kept}");
+    let moved = sandbox.call(["tag", &ids[1], "best"]);
+    let said = String::from_utf8_lossy(&moved.stderr);
+    assert!(
+        moved.status.success() && said.contains(&format!("moved from {} to {}", ids[0], ids[1])),
+        "{said}"
+    );
+    assert_eq!(sandbox.json(["show", "best", "--json"])["id"], *ids[1]);
+    assert!(sandbox.ok(["prune", "--keep", "1", "--dry-run"]).contains(&format!("would remove {}", ids[0])));
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
 }

@@ -175,8 +175,36 @@ fn another_key_and_another_address_are_refused_by_name() {
     let mut running = job.start();
     assert_eq!(running[1].wait(), 2, "{}", running[1].said());
     assert!(running[1].said().contains("connections from 10.77.0.2"), "{}", running[1].said());
-    assert_eq!(running[0].wait(), 125, "{}", running[0].said());
-    assert!(running[0].said().contains("node 1: "), "{}", running[0].said());
+    // A scheduler must not try again: node 0 says why, too.
+    assert_eq!(running[0].wait(), 2, "{}", running[0].said());
+    let text = running[0].said();
+    assert!(text.contains("node 1: the snapshot ") && text.contains("connections from 10.77.0.2"), "{text}");
+}
+
+/// `--resume never` fails on one node after all have begun: there is no new run, and the next start resumes the present one.
+#[test]
+fn a_run_that_does_not_begin_on_all_nodes_leaves_the_one_before() {
+    const BLOCKS: usize = 2000;
+    let Some(machines) = machines(2) else { return };
+    let mut job = Job::stream(machines, BLOCKS);
+    let mut running = job.begun("blocks.txt");
+    job.checkpoint(&running);
+    running[0].kill_everything();
+    running[1].wait();
+    let command = job.change_command(1, vec!["./key".to_owned()]);
+    job.options.extend(["--resume", "never"].map(str::to_owned));
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [126, 126], "{}", said(&running));
+    assert!(running[0].said().contains("node 1: its command cannot be executed"), "{}", running[0].said());
+    job.change_command(1, command);
+    job.options.clear();
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    for one in &running {
+        assert!(one.said().contains("resumed from snapshot"), "{}", one.said());
+    }
+    assert_blocks(&job, BLOCKS, &running);
 }
 
 #[test]
@@ -275,6 +303,11 @@ fn a_part_that_fails_is_restarted_on_all_nodes() {
         for (node, running) in running.iter_mut().enumerate() {
             running.until("a restart", || job.has_said(node, &restart).then_some(()));
             assert!(job.has_said(node, &format!("node {victim}: its part")), "{}", running.said());
+        }
+        // Until then, the file has the lines of the job that was killed.
+        let restarted = format!("restart {} of the job", round + 1);
+        for (node, running) in running.iter_mut().enumerate() {
+            running.until("the job", || job.has_said(node, &restarted).then_some(()));
         }
         job.until_lines(&mut running, "blocks.txt", before + 5);
         eprintln!("going on {:.1} s after the kill", killed.elapsed().as_secs_f64());

@@ -1,7 +1,7 @@
 //! Unattended jobs: restarted when they fail, given up when restarts do not help, preempted and stopped.
 
-use ckpt_run_tests::{Running, Sandbox, python, set_variables, until};
-use rustix::process::Signal;
+use ckpt_run_tests::{Running, Sandbox, python, schema, set_variables, until};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -143,6 +143,60 @@ fn a_repeated_failure_ends_the_restarts() {
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains(&format!("resumed from snapshot {older}")), "{}", job.said());
     assert_eq!(sandbox.read("log"), "begun\n");
+}
+
+/// A launcher with one rank, which it looks at only while there is `crash`.
+const RANKS: &str = r#"
+import os, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)"])
+open("ready", "w").close()
+while not os.path.exists("crash") or rank.poll() is None:
+    time.sleep(0.02)
+sys.exit(rank.returncode != 0)
+"#;
+
+/// Snapshots between the death of a rank and the moment when its launcher looks are of a job that is about to fail. They do
+/// not replace the last one before.
+#[test]
+fn snapshots_of_a_job_with_a_dead_rank_do_not_replace_the_good_one() {
+    let sandbox = Sandbox::new();
+    let python = python();
+    let mut command = sandbox.command(["--keep", "2", "--", python.to_str().unwrap(), "-c", RANKS]);
+    command.env("CKPT_MAX_RESTARTS", "100");
+    let mut job = sandbox.start_command("job", command);
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    let good = job.checkpoint(&sandbox);
+    let is_rank = |pid: &i32| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.contains("\0-c\0import os, time"))
+    };
+    let rank = job.descendants().into_iter().find(is_rank).expect("a rank");
+    kill_process(Pid::from_raw(rank).unwrap(), Signal::KILL).unwrap();
+    let state = || fs::read_to_string(format!("/proc/{rank}/stat")).unwrap();
+    until("the end of the rank", || state().contains(") Z ").then_some(()));
+    let doubtful: Vec<String> = (0..4).map(|_| job.checkpoint(&sandbox)).collect();
+    let kept: Vec<_> = std::iter::once(&good).chain(&doubtful[2..]).cloned().collect();
+    let listed = sandbox.json(["ls", "--json"]);
+    let mut listed: Vec<_> =
+        listed.as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap().to_owned()).collect();
+    listed.sort();
+    assert_eq!(listed, kept);
+    assert!(
+        job.said().contains("has ended with exit code 137: the job may be about to fail"),
+        "{}",
+        job.said()
+    );
+    schema::check("show", &sandbox.json(["show", doubtful.last().unwrap(), "--json"]));
+    schema::check("status", &sandbox.json(["status", "--json"]));
+    touch(&sandbox, "crash");
+    // The newest one is tried once.
+    until_said(&mut job, &format!("resumed from snapshot {good}"), 1);
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(job.said().matches("resumed from snapshot").count(), 1, "{}", job.said());
+    let told = sandbox.ok(["explain", "--all"]);
+    assert_eq!(told.matches("ended with exit code 1").count(), 2, "{told}");
 }
 
 #[test]
@@ -351,14 +405,14 @@ fn unread_output_does_not_outlast_the_grace_period() {
     let sandbox = Sandbox::new();
     let mut command = sandbox.command(["--grace", "5s", "--", "sh", "-c", "yes & : > ready; wait"]);
     let mut launcher = Killed(command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
-    let pid = rustix::process::Pid::from_child(&launcher.0);
+    let pid = Pid::from_child(&launcher.0);
     until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
     until("a launcher that answers", || {
         let status = sandbox.json(["status", "--json"]);
         (status[0]["launcher_pid"].as_u64() == Some(u64::from(launcher.0.id()))).then_some(())
     });
     let begun = Instant::now();
-    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
     let status = until("its end", || launcher.0.try_wait().unwrap());
     let took = begun.elapsed();
     assert_eq!(status.code(), Some(75));

@@ -1,6 +1,7 @@
-//! A store in a directory that does not answer while nothing of the job runs: ckpt-run says so, and ends after a time.
+//! A store in a directory that does not answer. While nothing of the job runs, ckpt-run says so, and ends after a time. A job
+//! that runs goes on.
 
-use crate::keeper::{KEEPER, finish, start, step, unbroken};
+use crate::keeper::{KEEPER, finish, has_said, start, step, unbroken};
 use ckpt_run_tests::{Running, Sandbox, programs, python, set_variables, until};
 use std::fs;
 use std::process::Command;
@@ -66,6 +67,34 @@ fn a_start_does_not_wait_for_a_hanging_file_system_for_ever() {
     // The kernel ends the process when the file system lets it.
     fs::write(sandbox.path().join("release"), "").expect("written");
     assert_eq!(job.wait(), LAUNCHER_FAILED, "{}", job.said());
+}
+
+/// At a checkpoint, the record of what the job writes is opened, and the one before is closed: neither may stop the job.
+#[test]
+fn a_job_runs_on_while_its_store_is_silent_at_a_checkpoint() {
+    let mut sandbox = Sandbox::new();
+    let [opens, closes] = ["opens.hold", "closes.hold"].map(|name| sandbox.path().join(name));
+    for hold in [&opens, &closes] {
+        fs::write(hold, "").expect("written");
+    }
+    let fault = format!("record-open=hold:{},record-close=hold:{}", opens.display(), closes.display());
+    sandbox.variables.push(("CKPT_FAULT".to_owned(), fault));
+    let mut job = start(&sandbox, "job", &[]);
+    let mut asked = sandbox.start("asked", ["checkpoint"]);
+    job.until("a record that does not open", || has_said(&sandbox, "job", "fault point record-open"));
+    step(&sandbox, &mut job);
+    fs::remove_file(&opens).expect("the file is there");
+    assert_eq!(asked.wait(), 0, "{}", asked.said());
+    // The record of the first one does not close.
+    let second = job.checkpoint(&sandbox);
+    step(&sandbox, &mut job);
+    let record = sandbox.job_dir().join("written").join(&second);
+    let is_path = |line: &str| line.starts_with('"');
+    let has_paths = || fs::read_to_string(&record).expect("a record").lines().any(is_path);
+    assert!(!has_paths(), "it has begun");
+    fs::remove_file(&closes).expect("the file is there");
+    job.until("the record of the second one", || has_paths().then_some(()));
+    assert_eq!(finish(&sandbox, "job", job), unbroken(2));
 }
 
 fn job_said(sandbox: &Sandbox) -> String {

@@ -32,12 +32,12 @@ def outcomes(settings, area, label="plain", **env):
     need(settings, "driver")
     kept = os.path.join(settings.work, f"conformance-{label}-{area.strip('/')}.json")
     if not os.path.exists(kept):
-        argv = [settings.at("bin/conformance"), "--lib", settings.facts["libcuda"], "--json", kept, area]
+        argv = [settings.at("bin/conformance"), "--lib", settings.facts["libcuda"], "--json", kept]
+        nccl = (settings.facts.get("torch") or {}).get("nccl_path")
+        argv += ["--nccl", nccl] if nccl else []
         log = os.path.join(settings.work, "logs", f"conformance-{label}-{area.strip('/')}.txt")
         limit = {} if settings.is_quick else CHECK_LIMIT
-        nccl = (settings.facts.get("torch") or {}).get("nccl_path")
-        library = {"CONFORMANCE_NCCL": nccl} if nccl else {}
-        code, said = processes.run(argv, LIMIT_S, log=log, env=settings.env(**limit, **library, **env))
+        code, said = processes.run([*argv, area], LIMIT_S, log=log, env=settings.env(**limit, **env))
         if code not in (0, 1):
             raise Fail(f"the suite ended with {code}: {processes.tail(said)}")
     with open(kept) as file:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import time
+from datetime import datetime
 
 from harness import processes
 from harness.asking import Asked
@@ -16,6 +17,8 @@ from harness.records import Fail
 SAVED, REFUSED = "saved", "refused"
 # A resume may wait for ports that the job has had, up to 75 s.
 RESUME_LIMIT_S = 150
+# How a line of its log begins.
+STAMP = "%Y-%m-%dT%H:%M:%S.%f%z"
 
 
 class Ended(Fail):
@@ -49,7 +52,7 @@ class Job(Asked):
         self.log = os.path.join(self.settings.work, "logs", f"{self.name}-{self.runs}.log")
         command = [self.settings.ckpt_run, "--interval", "off", "--interpose", self.interpose]
         out = open(self.path("output.txt"), "a")
-        self.begun = time.monotonic()
+        self.begun, self.begun_unix_s = time.monotonic(), time.time()
         self.process = subprocess.Popen(
             command + ["--log-file", self.log, "--"] + self.argv,
             cwd=self.directory,
@@ -157,6 +160,21 @@ class Job(Asked):
             return float(found.group(1)) if found else None
 
         return processes.until("a resume", told, RESUME_LIMIT_S, self.wrong)
+
+    def said_at(self, text):
+        """When the launcher last said this in its log, in seconds since 1970; None if it did not."""
+        with open(self.log, errors="replace") as file:
+            stamps = [line.split()[0] for line in file if text in line]
+        # Of the digits behind the point, Python 3.8 reads six.
+        return datetime.strptime(stamps[-1][:26].rstrip("Z") + "Z", STAMP).timestamp() if stamps else None
+
+    def parts(self, of, begun_s):
+        """Seconds of the last pause or of a resume, as far as they are in the log: until an agent gets its mirror (the
+        dump, or the load from the store and CRIU's restore), and from then until it is back."""
+        delivered, returned = self.said_at("delivering mirror"), self.said_at("an agent has returned")
+        if None in (begun_s, delivered, returned):
+            return {}
+        return {f"{of}_until_delivered_s": delivered - begun_s, f"{of}_until_returned_s": returned - delivered}
 
     def drop(self):
         """Ends it and removes its store: there may be no room for a second one."""

@@ -101,7 +101,11 @@ def run_limited(settings, stage):
             how = f"the stage's limit of {limit_s:.0f} s was over" if code is None else f"the stage ended with {code}"
             step.update(outcome="fail", text=f"not done when {how}", values={})
             print(records.line(step["step"], "fail", step["text"], {}, 0), flush=True)
-    if code not in (0, None) or not steps:
+    if code == 0 and not steps and settings.only:
+        text = f"no step has a name in which BUNDLE_ONLY={settings.only} is found"
+        steps.append({"step": "stage", "outcome": "skip", "text": text, "values": {}})
+        print(records.line("stage", "skip", text, {}, 0), flush=True)
+    elif code not in (0, None) or not steps:
         text = f"the stage ended with {code}: see stage.log" if code is not None else "nothing was done in time"
         steps.append({"step": "stage", "outcome": "fail", "text": text, "values": {}})
     if left:

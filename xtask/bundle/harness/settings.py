@@ -53,13 +53,13 @@ class Settings:
 
 # How long each stage may take, in their order.
 LIMITS_S = {
-    "facts": 320,
+    "facts": 390,
     "driver": 80,
-    "memory": 160,
+    "memory": 110,
     "process": 150,
     "programs": 160,
     "frameworks": 200,
-    "nccl": 160,
+    "nccl": 140,
     "torchrun": 90,
     "peers": 160,
     "speed": 280,

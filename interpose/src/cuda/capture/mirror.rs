@@ -16,10 +16,13 @@ use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 use super::allocation::in_context;
 use super::error::CaptureError;
 use super::ranges::{joined, total_bytes, without};
+use crate::cuda::context;
 use crate::cuda::driver::{self, DriverError, check};
 use crate::fork;
 
 const NOT_PINNED: CUresult = sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as CUresult;
+const NO_CONTEXT: CUresult = sys::CUresult::CUDA_ERROR_INVALID_CONTEXT as CUresult;
+const DESTROYED: CUresult = sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as CUresult;
 
 /// The mirror's memory.
 pub(super) struct Memory {
@@ -71,7 +74,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Makes holes of everything but `used`, which is sorted, and begins and ends at pages. Nothing may be pinned.
+    /// Makes holes of everything but `used`, which is sorted, and begins and ends at pages. Nothing else may be pinned.
     ///
     /// # Errors
     /// What the system says.
@@ -83,6 +86,19 @@ impl Memory {
             removed.map_err(CaptureError::FreeMirror)?;
         }
         Ok(())
+    }
+
+    /// Lets threads access the memory, or not. A device that has it pinned can in either case.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn set_accessible(&self, is_accessible: bool) -> Result<(), CaptureError> {
+        let protection = if is_accessible { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_NONE };
+        // SAFETY: the range is one whole mapping, to which nothing refers.
+        match unsafe { libc::mprotect(self.map.as_mut_ptr().cast(), self.map.len(), protection) } {
+            0 => Ok(()),
+            _ => Err(CaptureError::MapMirror(io::Error::last_os_error())),
+        }
     }
 
     /// Allocates memory for sorted ranges, and lets [`Self::grow`] allocate `room_bytes` more.
@@ -124,6 +140,11 @@ impl Memory {
     pub fn allocated_in(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let range = [range];
         without(&range, &without(&range, &self.allocated))
+    }
+
+    /// Whether it has memory in sorted ranges only.
+    pub fn is_within(&self, ranges: &[Range<u64>]) -> bool {
+        without(&self.allocated, ranges).is_empty()
     }
 
     /// Whether all of a range has memory.
@@ -171,12 +192,14 @@ impl Memory {
     /// A driver call failed.
     pub fn unpin(&mut self) -> Result<(), DriverError> {
         while let Some(Pinned { place, context }) = self.pinned.last() {
-            in_context(*context, || {
-                // SAFETY: it was pinned, and no copy is under way.
-                let result = unsafe { driver::cuMemHostUnregister(self.at(place.start)) };
-                // The context has been reset.
-                if result == NOT_PINNED { Ok(()) } else { check("cuMemHostUnregister", result) }
-            })?;
+            // SAFETY: it was pinned, and no copy is under way.
+            let unpin = || unsafe { driver::cuMemHostUnregister(self.at(place.start)) };
+            match context::within(*context, unpin) {
+                // The context has been reset or destroyed, with what was pinned in it.
+                Ok(NOT_PINNED) | Err(NO_CONTEXT | DESTROYED) => {}
+                Ok(result) => check("cuMemHostUnregister", result)?,
+                Err(result) => check("cuCtxPushCurrent", result)?,
+            }
             self.pinned.pop();
         }
         Ok(())

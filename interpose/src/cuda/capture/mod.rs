@@ -118,24 +118,34 @@ impl Mirror {
         contexts: &[CUcontext],
         room: &Room,
     ) -> Result<Self, CaptureError> {
-        let memory = if room.is_partial {
-            Memory::map_partial(file, bytes)?
-        } else {
-            let memory = Memory::map(file, bytes)?;
-            memory.free_all_but(&room.used)?;
-            memory
-        };
+        let memory =
+            if room.is_partial { Memory::map_partial(file, bytes)? } else { Memory::map(file, bytes)? };
         let mut mirror = Self { memory, hashers: Vec::new(), shortcomings: Vec::new() };
         mirror.get_ready(contexts, room)?;
         Ok(mirror)
     }
 
-    /// Prepares again what an earlier attempt has released.
+    /// Whether all memory that is pinned, or was allocated to be pinned, is needed for `room`.
+    pub fn is_needed(&self, room: &Room) -> bool {
+        room.is_partial || self.memory.is_within(&room.used)
+    }
+
+    /// Makes its memory inaccessible to threads until [`Self::get_ready`]: a write by mistake is a fault, and does not change
+    /// what the next capture takes for captured. Returns whether that is possible.
+    pub fn protect(&self) -> bool {
+        self.memory.set_accessible(false).is_ok()
+    }
+
+    /// Prepares again what an earlier attempt has released. Frees the rest of the file, if all that is pinned is needed.
     ///
     /// # Errors
     /// There is no memory.
     pub fn get_ready(&mut self, contexts: &[CUcontext], room: &Room) -> Result<(), CaptureError> {
         let _relaxed = Relaxed::begin();
+        self.memory.set_accessible(true)?;
+        if !room.is_partial && self.is_needed(room) {
+            self.memory.free_all_but(&room.used)?;
+        }
         self.memory.allocate(&room.used, room.more_bytes)?;
         self.pin(&room.used, contexts);
         self.hashers.retain(Hasher::is_alive);

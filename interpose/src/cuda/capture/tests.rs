@@ -518,6 +518,27 @@ fn a_context_that_goes_takes_what_is_in_it() {
 }
 
 #[test]
+fn a_context_that_is_destroyed_takes_what_was_pinned_in_it() {
+    if !is_on_gpu("a_context_that_is_destroyed_takes_what_was_pinned_in_it", &[]) {
+        return;
+    }
+    let job = Job::new(1, &[2 * CHUNK]);
+    let mut own: CUcontext = null_mut();
+    // SAFETY: `own` is a local variable.
+    check("cuCtxCreate", unsafe { driver::cuCtxCreate_v2(&raw mut own, 0, 0) }).expect("a context");
+    let room = |chunks| Room { used: vec![0..chunks * CHUNK_BYTES], ..Room::default() };
+    let file = job.file.try_clone().expect("a descriptor");
+    let mut mirror = Mirror::stage(file.into(), job.bytes(), &[own], &room(1)).expect("staged");
+    forget(own);
+    // SAFETY: nothing is done in it any more.
+    check("cuCtxDestroy", unsafe { driver::cuCtxDestroy_v2(own) }).expect("destroyed");
+    mirror.get_ready(&job.contexts, &room(2)).expect("ready");
+    assert!(mirror.shortcomings.is_empty() && mirror.is_pinned(), "{:?}", mirror.shortcomings);
+    mirror.unpin().expect("unpinned");
+    assert!(!mirror.is_pinned());
+}
+
+#[test]
 fn a_mirror_that_cannot_be_pinned_is_used_as_it_is() {
     let faults = ("SIMCUDA_FAULT", "cuMemHostRegister_v2:1+=CUDA_ERROR_NOT_SUPPORTED");
     if !is_on_gpu("a_mirror_that_cannot_be_pinned_is_used_as_it_is", &[CHANGED, faults]) {

@@ -25,14 +25,12 @@
 //! | `pinned_mirror` | the launcher's mirror, pinned |
 //! | `transfer` | copies device memory to the mirror and back |
 //! | `load` | loads device memory from the store, without a mirror |
-//! | `renew` | replaces memory that has come back by descriptors, so that it can be exported again |
 //! | `error` | why that fails |
 
 mod driver_state;
 mod error;
 mod load;
 mod pinned_mirror;
-mod renew;
 mod transfer;
 
 use std::ops::Range;
@@ -198,8 +196,8 @@ pub struct ProcessGpu {
     driver: DriverState,
     /// The current mirror, from its staging to its release.
     mirror: Option<PinnedMirror>,
-    /// The mirror that was staged last and is not in use. The driver unpins memory only when all work has ended, so
-    /// it stays pinned while the program runs.
+    /// The mirror that was staged or copied back last and is not in use. The driver unpins memory only when all work has
+    /// ended, and that takes long, so it stays pinned while the program runs.
     kept: Option<PinnedMirror>,
     /// Older mirrors, which are not used again: the file may have been truncated and extended since.
     stale: Vec<PinnedMirror>,
@@ -317,8 +315,12 @@ impl Gpu for ProcessGpu {
             None => Room { used: vec![0..mirror.bytes], ..Room::default() },
         };
         self.mirror = Some(match self.kept.take() {
-            Some(mut kept) if kept.mirror.bytes() == mirror.bytes && !kept.is_window() => {
-                kept.get_ready(&room)?;
+            Some(mut kept) if kept.serves(&mirror, &room) => {
+                if let Err(error) = kept.get_ready(&room) {
+                    // The driver unpins it only when all work has ended.
+                    self.stale.push(kept);
+                    return Err(error);
+                }
                 kept
             }
             other => {
@@ -386,6 +388,7 @@ impl Gpu for ProcessGpu {
         enter(Phase::Lost);
         self.borrow_context(deadline)?;
         self.drain(deadline)?;
+        self.unpin_unused();
         host_access::withhold()?;
         multicast::release()?;
         // What is left on the device would be copied to host memory by the driver.
@@ -429,9 +432,11 @@ impl Gpu for ProcessGpu {
             return Ok(0);
         }
         faults::hit("attach-begun");
+        let may_stay = delivered.as_ref().is_some_and(|delivered| delivered.may_stay);
         let attached = self.bring_back(delivered, pairs, link);
         if attached.is_ok() {
-            self.mirror = None;
+            self.kept =
+                self.mirror.take().filter(|mirror| may_stay && mirror.may_stay() && mirror.mirror.protect());
             faults::hit("attach-done");
             enter(Phase::Running);
             gate::open();
@@ -498,8 +503,7 @@ impl ProcessGpu {
         let is_pinned = self.mirror.is_some() || self.kept.is_some() || !self.stale.is_empty();
         if is_memory_ours || is_pinned {
             self.drain(deadline)?;
-            self.kept = None;
-            self.stale.clear();
+            self.unpin_unused();
         }
         if is_memory_ours {
             host_access::withhold()?;
@@ -585,6 +589,12 @@ impl ProcessGpu {
         Ok(())
     }
 
+    /// Unpins the mirrors that are not in use, once all work has ended.
+    fn unpin_unused(&mut self) {
+        self.kept = None;
+        self.stale.clear();
+    }
+
     /// Unpins the mirror, even if nothing was captured: a locked driver could not.
     fn unpin(&mut self, report: &mut GpuReport) -> Result<(), DriverError> {
         let Some(mirror) = &mut self.mirror else { return Ok(()) };
@@ -653,10 +663,9 @@ impl ProcessGpu {
         self.has_restored |= was_checkpointed;
         self.borrowed = None;
         relax();
-        let unparked = offload::unpark(link);
+        offload::unpark(link);
         offload::claim_shared(Owner::Own, link)?;
         let made = offload::recreate()?;
-        renew::renew(&unparked);
         if self.has_no_copy && !made.is_empty() && delivered.is_none() {
             return Err(AttachError::NoCopy);
         }
@@ -691,7 +700,6 @@ impl ProcessGpu {
         offload::remap(&[])?;
         multicast::bring_back(link)?;
         host_access::grant()?;
-        registry().allocations.values_mut().for_each(|allocation| allocation.parked = None);
         Ok(copied_bytes)
     }
 

@@ -23,6 +23,8 @@ pub struct Delivered {
     pub more_bytes: Option<u64>,
     /// Whether the launcher has freed parts of it, which it can fill again.
     pub is_partial: bool,
+    /// Whether the launcher leaves its file as it is until it is staged again.
+    pub may_stay: bool,
     /// The size of the file, if it is a window rather than a mirror.
     pub window_bytes: Option<u64>,
     /// Its file.
@@ -35,14 +37,16 @@ pub(super) struct PinnedMirror {
     /// The size of the mirror that there would be, if this is a window.
     window_of: Option<u64>,
     contexts: Vec<OnDevice>,
+    /// [`context::removals`] before it was pinned.
+    removals: u64,
 }
 
 impl PinnedMirror {
     /// As [`Mirror::stage`].
     pub fn stage(delivered: Delivered, room: &Room) -> Result<Self, CaptureError> {
-        let (contexts, handles) = Self::contexts();
+        let (removals, contexts, handles) = Self::contexts();
         let mirror = Mirror::stage(delivered.file, delivered.bytes, &handles, room)?;
-        Ok(Self { mirror, window_of: None, contexts })
+        Ok(Self { mirror, window_of: None, contexts, removals })
     }
 
     /// Maps and pins a window of this size.
@@ -50,10 +54,10 @@ impl PinnedMirror {
     /// # Errors
     /// As [`Mirror::stage`].
     pub fn window(delivered: Delivered, window_bytes: u64) -> Result<Self, CaptureError> {
-        let (contexts, handles) = Self::contexts();
+        let (removals, contexts, handles) = Self::contexts();
         let room = Room { used: vec![0..window_bytes], ..Room::default() };
         let mirror = Mirror::stage(delivered.file, window_bytes, &handles, &room)?;
-        Ok(Self { mirror, window_of: Some(delivered.bytes), contexts })
+        Ok(Self { mirror, window_of: Some(delivered.bytes), contexts, removals })
     }
 
     /// Whether this is a window.
@@ -68,9 +72,9 @@ impl PinnedMirror {
 
     /// As [`Mirror::map`].
     pub fn map(delivered: Delivered, used: &[Range<u64>]) -> Result<Self, CaptureError> {
-        let (contexts, handles) = Self::contexts();
+        let (removals, contexts, handles) = Self::contexts();
         let mirror = Mirror::map(delivered.file, delivered.bytes, &handles, used)?;
-        Ok(Self { mirror, window_of: None, contexts })
+        Ok(Self { mirror, window_of: None, contexts, removals })
     }
 
     /// Maps and pins a window of this size, through which the content of the mirror is loaded.
@@ -78,20 +82,36 @@ impl PinnedMirror {
     /// # Errors
     /// As [`Mirror::map`].
     pub fn map_window(delivered: Delivered, window_bytes: u64) -> Result<Self, CaptureError> {
-        let (contexts, handles) = Self::contexts();
+        let (removals, contexts, handles) = Self::contexts();
         let mirror = Mirror::map(delivered.file, window_bytes, &handles, &[0..window_bytes])?;
-        Ok(Self { mirror, window_of: Some(delivered.bytes), contexts })
+        Ok(Self { mirror, window_of: Some(delivered.bytes), contexts, removals })
+    }
+
+    /// Whether it may stay pinned while the program runs, after it was copied back. It must not keep alive a context that
+    /// the program does not have.
+    pub fn may_stay(&self) -> bool {
+        let is_whole = self.mirror.is_pinned() && self.mirror.shortcomings.is_empty();
+        is_whole && !self.is_window() && self.contexts.iter().all(OnDevice::is_of_program)
+    }
+
+    /// Whether the next capture can use this kept mirror as `delivered`: it is still pinned, and pins no memory that is not
+    /// needed any more.
+    pub fn serves(&self, delivered: &Delivered, room: &Room) -> bool {
+        let is_same = !self.is_window() && self.mirror.bytes() == delivered.bytes;
+        is_same && self.removals == context::removals() && self.mirror.is_needed(room)
     }
 
     /// Prepares a mirror that was kept for the next capture.
     pub fn get_ready(&mut self, room: &Room) -> Result<(), CaptureError> {
-        let (contexts, handles) = Self::contexts();
+        let (_, contexts, handles) = Self::contexts();
         self.mirror.get_ready(&handles, room)?;
         self.contexts.extend(contexts);
         Ok(())
     }
 
-    fn contexts() -> (Vec<OnDevice>, Vec<CUcontext>) {
+    /// A context on each device with memory, and [`context::removals`] before that.
+    fn contexts() -> (u64, Vec<OnDevice>, Vec<CUcontext>) {
+        let removals = context::removals();
         let devices: Vec<c_int> = registry()
             .allocations
             .values()
@@ -100,7 +120,7 @@ impl PinnedMirror {
             .collect();
         let contexts: Vec<_> = contexts_of_devices(devices).into_values().collect();
         let handles = contexts.iter().map(|on_device: &OnDevice| on_device.context).collect();
-        (contexts, handles)
+        (removals, contexts, handles)
     }
 
     pub fn unpin(&mut self) -> Result<(), DriverError> {

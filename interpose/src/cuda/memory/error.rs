@@ -12,7 +12,7 @@ pub enum MemoryError {
     #[error("lost the connection to the launcher")]
     LauncherLost,
     #[error(
-        "it has begun to share more device memory, or created more memory of the host with cuMemCreate, than it had announced for this checkpoint; the next one has room for that"
+        "this checkpoint has no room for device memory that has to leave the GPU: memory that processes share, memory of the host (cuMemCreate), or memory that was parked before; the next one has room for that"
     )]
     SharedTooLate,
     #[error("a process that it shares device memory with was not drained")]
@@ -41,8 +41,10 @@ pub enum MemoryError {
 pub(crate) enum ParkError {
     #[error(transparent)]
     Driver(#[from] DriverError),
-    #[error("the launcher cannot hold that many descriptors (ulimit -n)")]
+    #[error("the launcher cannot hold that many descriptors: half of its limit (ulimit -Hn)")]
     TooManyDescriptors,
+    #[error("there are no random numbers for keys")]
+    NoKey,
     #[error("lost the connection to the launcher")]
     LauncherLost,
 }

@@ -177,8 +177,8 @@ fn share(allocation: Id) -> Result<Key, ShareError> {
         if let Some(key) = PUBLISHED.lock().get(&allocation) {
             return Ok(*key);
         }
-        let (handle, bytes) = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?;
-        let memory = physical::export(handle)?;
+        let bytes = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?.1;
+        let memory = launcher::descriptor_of(allocation)?;
         let key = random_key().ok_or(OUT_OF_MEMORY)?;
         let shared = Publication { key, bytes, is_multicast: false };
         if !launcher::publish(&mut connect()?, shared, &memory, None)? {
@@ -190,7 +190,7 @@ fn share(allocation: Id) -> Result<Key, ShareError> {
     shared
 }
 
-fn random_key() -> Option<Key> {
+pub(crate) fn random_key() -> Option<Key> {
     let mut bytes = [0_u8; 16];
     // SAFETY: the pointer and the length are those of one live buffer.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
@@ -365,17 +365,20 @@ pub(crate) fn fetch(launcher: &mut dyn Link, key: Key) -> Result<Option<OwnedFd>
 
 /// Checks that all memory that others may have, or that is bound to multicast objects, is among the physical allocations
 /// that leave the device: the driver would put it back as memory of this process alone (observed of r615). Multicast objects
-/// themselves have left it. Nor may memory of the host stay, which the driver does not bring back (seen with 580.159.04).
+/// themselves have left it. Nor may memory of the host stay, which the driver does not bring back (seen with 580.159.04), or
+/// parked memory, which may have come back by a descriptor.
 ///
 /// # Errors
-/// Some of it has no room in the mirror, since it was shared, or created on the host, after the mirror was asked for.
+/// Some of it has no room in the mirror: it was shared, or created on the host, after the mirror was asked for, or there is
+/// no mirror.
 pub(crate) fn check_all_leave(leaving: &[Id]) -> Result<(), MemoryError> {
     let published = PUBLISHED.lock().clone();
     let registry = physical::registry();
     let mut all = registry.allocations.iter().filter(|(_, allocation)| allocation.team.is_none());
     let stays = all.any(|(id, allocation)| {
         let is_of_host = matches!(allocation.source, Source::Created(properties) if properties.is_of_host());
-        let has_to_leave = published.contains_key(id) || allocation.bound > 0 || is_of_host;
+        let is_shared = published.contains_key(id) || allocation.bound > 0;
+        let has_to_leave = is_shared || is_of_host || allocation.parked.is_some();
         has_to_leave && leaving.binary_search(id).is_err()
     });
     if stays { Err(MemoryError::SharedTooLate) } else { Ok(()) }

@@ -55,7 +55,8 @@ use super::capture;
 /// Registers this module with the modules below it, and reads the environment: from the constructor only.
 pub(crate) fn activate() {
     reclaim::register(|device| {
-        arena::trim(device) | pool::give_back_unused(device) | ipc::descriptors::sweep()
+        let is_freed = arena::trim(device) | pool::give_back_unused(device) | ipc::descriptors::sweep();
+        is_freed | ipc::published::send_late()
     });
     physical::register(ipc::descriptors::ended);
     backtrace::activate();

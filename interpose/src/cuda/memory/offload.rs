@@ -18,6 +18,7 @@ use super::physical::{self, Id, Mapping, PhysicalAllocation, Source, registry};
 use crate::cuda::driver::{self, DriverError, check};
 use crate::fork;
 use crate::link::Link;
+use crate::process;
 use cuda_abi::layout::Access;
 
 /// The timeout for device memory that another process has allocated meanwhile.
@@ -32,30 +33,34 @@ pub(crate) struct Parked {
     pub refusal: Option<ParkError>,
 }
 
-/// Parks physical allocations: hands them to the launcher, which keeps them alive. Only those that the driver exports
-/// are parked. If the launcher cannot hold all of them, it keeps none.
+/// Parks physical allocations: hands them to the launcher, which keeps them alive until they end. Only those are parked that
+/// the driver exports and for which the launcher has room.
 pub(crate) fn park(ids: &[Id], link: &mut dyn Link) -> Parked {
     let mut parked = Parked::default();
-    let mut count = 0;
-    for ids in ids.chunks(MOST) {
+    let mut new = Vec::new();
+    for id in ids {
+        match registry().allocations.get(id) {
+            Some(allocation) if allocation.parked.is_some() => parked.bytes += allocation.bytes,
+            _ => new.push(*id),
+        }
+    }
+    for ids in new.chunks(MOST) {
         let (handed_over, refusal) = fork::while_none(|| {
             let (exported, refusal) = export(ids);
-            let handed_over = hand_over(&exported, link);
-            let known: Vec<_> = exported.iter().map(|one| (one.id, one.bytes)).collect();
-            (handed_over.map(|()| known), refusal)
+            (hand_over(exported, link), refusal)
         });
         parked.refusal = parked.refusal.or(refusal);
-        let known = match handed_over {
-            Ok(known) => known,
-            Err(refusal) => {
-                registry().allocations.values_mut().for_each(|allocation| allocation.parked = None);
-                return Parked { bytes: 0, refusal: Some(refusal) };
+        match handed_over {
+            Ok(known) => {
+                for (id, bytes, key) in known {
+                    note(id, |allocation| allocation.parked = Some(key));
+                    parked.bytes += bytes;
+                }
             }
-        };
-        for (id, bytes) in known {
-            note(id, |allocation| allocation.parked = Some(count));
-            count += 1;
-            parked.bytes += bytes;
+            Err(refusal) => {
+                parked.refusal = Some(refusal);
+                break;
+            }
         }
     }
     parked
@@ -83,15 +88,25 @@ fn export(ids: &[Id]) -> (Vec<Exported>, Option<ParkError>) {
     (exported, refusal)
 }
 
-fn hand_over(exported: &[Exported], link: &mut dyn Link) -> Result<(), ParkError> {
+/// Returns the size of each, and the key that it has from now on.
+fn hand_over(exported: Vec<Exported>, link: &mut dyn Link) -> Result<Vec<(Id, u64, Key)>, ParkError> {
     if exported.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
+    let keys: Option<Vec<Key>> = exported.iter().map(|_| ipc::random_key()).collect();
+    let keys = keys.ok_or(ParkError::NoKey)?;
     let descriptors: Vec<BorrowedFd<'_>> = exported.iter().map(|one| one.descriptor.as_fd()).collect();
-    match link.ask(&FromAgent::Park { count: descriptors.len() }, &descriptors) {
-        Some((ToAgent::Parked { is_kept: true }, _)) => Ok(()),
+    let (pid, instance) = (std::process::id(), process::instance());
+    match link.ask(&FromAgent::Park { pid, keys: keys.clone(), instance }, &descriptors) {
+        Some((ToAgent::Parked { is_kept: true }, _)) => {
+            Ok(exported.iter().zip(keys).map(|(one, key)| (one.id, one.bytes, key)).collect())
+        }
         Some((ToAgent::Parked { is_kept: false }, _)) => Err(ParkError::TooManyDescriptors),
-        _ => Err(ParkError::LauncherLost),
+        _ => {
+            // It may have them.
+            published::withdraw_keys(&keys, link);
+            Err(ParkError::LauncherLost)
+        }
     }
 }
 
@@ -135,36 +150,36 @@ pub(super) fn set_mapped(allocation: &mut PhysicalAllocation, address: CUdevicep
     }
 }
 
-/// Imports parked memory again; memory that the launcher or the driver refuses is left to be recreated. Returns what was
-/// imported.
-pub(crate) fn unpark(link: &mut dyn Link) -> Vec<Id> {
-    let mut imported = Vec::new();
-    let mut waiting: Vec<(usize, Id)> = registry()
+/// Imports parked memory again. What the launcher or the driver refuses is not parked any more, and left to be recreated.
+pub(crate) fn unpark(link: &mut dyn Link) {
+    let waiting: Vec<(Id, Key)> = registry()
         .allocations
         .iter()
         .filter(|(_, allocation)| allocation.handle == 0)
-        .filter_map(|(id, allocation)| Some((allocation.parked?, *id)))
+        .filter_map(|(id, allocation)| Some((*id, allocation.parked?)))
         .collect();
-    waiting.sort_unstable();
+    let pid = std::process::id();
     for batch in waiting.chunks(MOST) {
-        let Some(&(first, _)) = batch.first() else { continue };
-        let handles: Vec<_> = fork::while_none(|| {
-            let answer = link.ask(&FromAgent::Unpark { first, count: batch.len() }, &[]);
+        let keys: Vec<Key> = batch.iter().map(|(_, key)| *key).collect();
+        let mut handles = fork::while_none(|| {
+            let answer = link.ask(&FromAgent::Unpark { pid, keys }, &[]);
             let descriptors = answer.map(|(_, descriptors)| descriptors).unwrap_or_default();
-            descriptors.iter().map(|descriptor| physical::import_handle(descriptor.as_fd())).collect()
+            let imported = descriptors.iter().map(|one| physical::import_handle(one.as_fd()));
+            imported.collect::<Vec<_>>().into_iter()
         });
-        if handles.is_empty() {
-            // The launcher has no parked memory, or the connection is lost.
-            break;
-        }
-        for ((_, id), handle) in batch.iter().zip(handles) {
-            if let Ok(handle) = handle {
-                note(*id, |allocation| allocation.handle = handle);
-                imported.push(*id);
+        let mut lost = Vec::new();
+        for (id, key) in batch {
+            match handles.next() {
+                Some(Ok(handle)) => note(*id, |allocation| allocation.handle = handle),
+                _ => {
+                    note(*id, |allocation| allocation.parked = None);
+                    lost.push(*key);
+                }
             }
         }
+        // Before the memory is made again, which needs the room.
+        published::withdraw_keys(&lost, link);
     }
-    imported
 }
 
 /// The owner of memory that is shared with other processes.

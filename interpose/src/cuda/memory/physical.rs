@@ -109,8 +109,8 @@ pub(crate) struct PhysicalAllocation {
     pub obstacle: Option<&'static str>,
     /// What the mirror has of it.
     pub mirrored: Mirrored,
-    /// Its number among the parked ones, while it is off the device.
-    pub parked: Option<usize>,
+    /// The key under which the launcher keeps a descriptor of it, since it was first parked.
+    pub parked: Option<Key>,
     /// The program's call stack when it was created.
     pub origin: Backtrace,
 }

@@ -169,10 +169,12 @@ fn a_failure_names_processes_and_calls_and_releases_all() {
     thread::scope(|scope| {
         scope.spawn(|| play(parked, 0, 5, &["ncclBroadcast"], 2));
         scope.spawn(|| play(behind, 1, 4, &[], 2));
-        let error = agents.reach_cut(LONG, NEVER).err().expect("no cut").to_string();
+        let error = agents.reach_cut(LONG, NEVER).err().expect("no cut");
+        let QuiesceError::NoCut { reason, after } = &error else { panic!("{error:?}") };
+        assert!(*after >= ATTEMPT * 2 + SHORT && error.to_string().contains("(given up after "), "{error}");
         let outside = std::process::id();
         assert_eq!(
-            error,
+            *reason,
             format!(
                 "the ranks did not reach a common step in 2 attempts: process 2 of the job ({outside} outside) (/bin/2) \
                  has begun 4 of 5 steps on communicator 00000001 and waits after ncclAllReduce; process 1 of the job \
@@ -188,7 +190,7 @@ fn a_cut_that_takes_longer_than_the_checkpoint_has_is_given_up() {
     let (_directory, path, agents) = listen(None);
     let [silent] = &ranks(&agents, &path);
     let error = agents.reach_cut(SHORT, NEVER).err().expect("no cut");
-    let QuiesceError::NoCut { reason } = &error else { panic!("{error:?}") };
+    let QuiesceError::NoCut { reason, .. } = &error else { panic!("{error:?}") };
     assert!(reason.contains("in 1 attempt: process 1") && reason.ends_with("has not answered"), "{reason}");
     expect_count(silent, 1);
     expect_release(silent);

@@ -296,7 +296,7 @@ fn notes(report: &Report) -> String {
         ""
     };
     format!(
-        "<section class=\"soft\">\n{shortened}<p>All times are in UTC. Time after the end of the last launcher does not count. If a launcher is killed, the end of its job is known to about half a second. docs/report.md explains each class.</p>\n<p>Made by ckpt-run {} at {}.</p>\n</section>\n",
+        "<section class=\"soft\">\n{shortened}<p>All times are in UTC. Time after the end of the last launcher does not count. If a launcher is killed, the end of its job is known to about half a second. <code>ckpt-run docs report</code> explains each class.</p>\n<p>Made by ckpt-run {} at {}.</p>\n</section>\n",
         env!("CARGO_PKG_VERSION"),
         print::time(report.read_unix_ms)
     )

@@ -1,5 +1,6 @@
 //! Relaying one output stream of the job: one thread reads, another writes.
 
+use super::tail::Tail;
 use super::{STEP_BYTES, own_stream, regular_file};
 use crate::sys::deadline::{OUTPUT_RETRY_INTERVAL, OUTPUT_RETRY_TIMEOUT};
 use ckpt_snapshot::OpenFile;
@@ -30,6 +31,7 @@ pub(super) struct Output {
     pub(super) closed_at: Mutex<Option<Instant>>,
     queue: Mutex<Queue>,
     changed: Condvar,
+    tail: Arc<Tail>,
 }
 
 #[derive(Default)]
@@ -42,14 +44,19 @@ struct Queue {
 }
 
 impl Output {
-    pub(super) fn new(job_fds: Vec<u32>, source: Arc<OwnedFd>, ours: usize) -> io::Result<Self> {
+    pub(super) fn new(
+        job_fds: Vec<u32>,
+        source: Arc<OwnedFd>,
+        ours: usize,
+        tail: Arc<Tail>,
+    ) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&source)?;
         rustix::fs::fcntl_setfl(&source, flags | OFlags::NONBLOCK)?;
         let sink = File::from(own_stream(ours).try_clone_to_owned()?);
         let inode = rustix::fs::fstat(&source)?.st_ino;
         let source = Mutex::new(Some(source));
         let (closed_at, queue, changed) = (Mutex::new(None), Mutex::default(), Condvar::new());
-        Ok(Self { job_fds, inode, source, sink, closed_at, queue, changed })
+        Ok(Self { job_fds, inode, source, sink, closed_at, queue, changed, tail })
     }
 
     /// Reads once; `None` if nothing can be read now, or the stream has ended.
@@ -60,6 +67,7 @@ impl Output {
             Ok(0) => queue.ended = true,
             Ok(read) => {
                 buffer.truncate(read);
+                self.tail.push(&buffer);
                 queue.waiting.push_back(buffer);
                 queue.waiting_bytes += read;
                 self.changed.notify_all();

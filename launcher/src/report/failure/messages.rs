@@ -230,7 +230,7 @@ fn of_checkpoints() {
         QuiesceError::Refused { .. } => QuiesceError::Refused { process: process(), reason: text("it uses managed memory"), others: 2 }, "python3";
         QuiesceError::Deadline { .. } => QuiesceError::Deadline { deadline: Duration::from_secs(3), unanswered: vec![process()] }, "python3";
         QuiesceError::Resume { .. } => QuiesceError::Resume { given_up: Box::new(QuiesceError::NotListening), source: fire() }, "interposer";
-        QuiesceError::NoCut { .. } => QuiesceError::NoCut { reason: text("process 7 waits after ncclAllReduce") }, "ncclAllReduce";
+        QuiesceError::NoCut { .. } => QuiesceError::NoCut { reason: text("process 7 waits after ncclAllReduce"), after: Duration::from_secs(33) }, "ncclAllReduce";
         QuiesceError::Withdrawn => QuiesceError::Withdrawn, "is being ended";
         QuiesceError::NotListening => QuiesceError::NotListening, "agents";
         QuiesceError::NoMemory { .. } => QuiesceError::NoMemory { needed_bytes: 9, available_bytes: 1 }, "9 bytes";

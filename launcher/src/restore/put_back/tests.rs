@@ -3,7 +3,7 @@
 use super::*;
 use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::history::FileHistory;
-use crate::files::inventory::{Inventory, nanoseconds};
+use crate::files::inventory::{Copies, Held, Identity, Inventory, Kind, nanoseconds};
 use crate::files::rules::{Coverage, FileOptions, FileRules};
 use crate::files::staging::{StagedDir, Staging};
 use crate::job::alive::LastAlive;
@@ -385,6 +385,32 @@ fn files_beyond_the_budget() {
     job.put_back(&snapshot).unwrap();
     assert_eq!(fs::read_to_string(job.path("model")).unwrap(), "overwritten");
     assert!(!job.path("new").exists());
+}
+
+/// A reflink is used as long as nobody has written to it, also if it has its old length and time of the content.
+#[test]
+fn an_altered_reflink_is_not_put_back() {
+    let mut job = Job::new(0);
+    job.write("model", "weights".repeat(1000));
+    // Not every file system has reflinks. A plan makes none.
+    let at = job.held().join("reflink");
+    fs::create_dir(job.held()).unwrap();
+    fs::write(&at, "weights".repeat(1000)).unwrap();
+    let mut snapshot = job.capture(&[], &[]);
+    let path = job.path("model").to_str().unwrap().to_owned();
+    let entry = snapshot.inventory.entries.get_mut(&path).unwrap();
+    let held = Held { name: "reflink".into(), is_reflink: true, identity: Identity::of_path(&at) };
+    entry.kind = Kind::File(Copies { held: Some(held), ..Copies::default() });
+    fs::remove_file(&path).unwrap();
+    let files = job.plan(&snapshot).unwrap().files;
+    assert!(matches!(files[Path::new(&path)].1, FileAction::Reflink(_)));
+
+    let modified = fs::metadata(&at).unwrap().modified().unwrap();
+    let mut file = File::options().write(true).open(&at).unwrap();
+    file.write_all(b"W").unwrap();
+    file.set_modified(modified).unwrap();
+    let error = job.plan(&snapshot).map(|plan| plan.files).unwrap_err().to_string();
+    assert!(error.contains("/work/model is missing now"), "{error}");
 }
 
 /// A log that is open for appending is not copied. One that was cut and has grown again is refused.

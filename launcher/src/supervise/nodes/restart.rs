@@ -65,7 +65,10 @@ impl Supervisor<'_> {
                     self.context.opened.journal.add(&entry);
                 }
                 let reason = reason.map(|reason| format!("; it is not restarted: {reason}"));
-                cluster.give_up(End { why: end.why + &reason.unwrap_or_default(), ..end });
+                // The code of bad input would mean that nothing was changed, and the job has run.
+                let is_own = !self.is_first && !failure.has_run;
+                let code = if is_own { EXIT_OWN } else { end.code };
+                cluster.give_up(End { why: end.why + &reason.unwrap_or_default(), code, ..end });
                 None
             }
             Next::Again(wait) | Next::StepBack(wait) => {

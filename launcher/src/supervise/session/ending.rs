@@ -5,11 +5,12 @@ use crate::agents::Loss;
 use crate::checkpoint::attempt::AfterDump;
 use crate::checkpoint::running_job::RunningJob;
 use crate::cluster::End;
-use crate::job::journal::{Entry, EventKind, Measured};
+use crate::job::journal::{Entry, EventKind};
 use crate::job::ownership::OwnershipError;
-use crate::job::status::unix_ms;
+use crate::namespace::stdio::Tail;
 use crate::observe::control_server::Answer;
 use crate::supervise::events::{self, Hang, StopCall};
+use crate::supervise::services::RunContext;
 use crate::sys::deadline::{
     CANCELLED_CHECKPOINT_TIMEOUT, GPU_RELEASE_TIMEOUT, KILLED_JOB_REPORT_TIMEOUT, LAST_OUTPUT_TIMEOUT,
     LEFTOVER_EXIT_TIMEOUT, OUTCOME_RETRY_INTERVAL, OUTCOME_RETRY_TIMEOUT, OUTCOME_WRITE_TIMEOUT,
@@ -48,6 +49,8 @@ pub enum SessionOutcome {
     },
     /// The job was preempted, or stopped by `ckpt-run stop`: exit code 75.
     Preempted {
+        /// What the journal says about it, after the job's last output.
+        entry: Box<Entry>,
         /// The end of the grace period.
         until: Instant,
         /// A signal began the ending: another one ends everything at once.
@@ -134,6 +137,15 @@ impl Ending {
         for answer in &self.answers {
             let _ = answer.send(reply.clone());
         }
+    }
+}
+
+/// Records the last output, which a resume may cut off the user's log. An encrypted store has nothing in the clear that
+/// the job has written.
+fn record_output(shared: &RunContext, tail: &Tail) {
+    let text = tail.text();
+    if !text.is_empty() && shared.config.store.key.is_none() {
+        shared.opened.journal.add(&Entry::new(EventKind::Output, text));
     }
 }
 
@@ -399,6 +411,7 @@ impl JobSession<'_> {
         self.checkpoints.end(is_killed.then_some(CANCELLED_CHECKPOINT_TIMEOUT));
         if let Some(RunningJob { namespace, stdio, .. }) = Arc::into_inner(self.job) {
             drop(namespace);
+            let tail = Arc::clone(stdio.tail());
             stdio.finish(match outcome {
                 _ if is_killed => Duration::ZERO,
                 SessionOutcome::Preempted { until, .. } => {
@@ -406,6 +419,7 @@ impl JobSession<'_> {
                 }
                 _ => LAST_OUTPUT_TIMEOUT,
             });
+            record_output(self.shared, &tail);
         }
         SessionEnd { outcome, duration, saved_after, ended_at }
     }
@@ -467,13 +481,11 @@ impl JobSession<'_> {
             None => tracing::warn!("{what}. To continue, {remedy}"),
         }
         let entry = Entry::new(EventKind::Ended, what).remedy(Some(remedy)).snapshot(saved.as_ref());
-        let measured = Measured { ended_unix_ms: self.ended_at.map(unix_ms), ..Measured::default() };
-        self.shared.opened.journal.add(&entry.measured(measured));
         let problem = ending.problem.clone().filter(|_| saved.is_none());
         // A job that was killed leaves no time for anything else.
         let until = if ending.killed { Instant::now() } else { ending.deadline };
         ending.reply(&Reply::Stopped(Stopped { snapshot: saved, problem }));
-        SessionOutcome::Preempted { until, signalled: ending.signalled }
+        SessionOutcome::Preempted { entry: Box::new(entry), until, signalled: ending.signalled }
     }
 
     fn record_outcome(&self, outcome: &SessionOutcome, limit: Duration) {

@@ -8,6 +8,7 @@ use crate::observe::control_server::Answer;
 use crate::supervise::events::{self, StopCall};
 use crate::supervise::nodes::{NodesEnd, place};
 use crate::sys::deadline::CHECKPOINT_FIRST_RETRY;
+use ckpt_cluster::Blame;
 use ckpt_protocol::control::{Reply, Stopped};
 use std::time::Instant;
 
@@ -101,7 +102,7 @@ impl JobSession<'_> {
                 let Some(cluster) = self.shared.nodes.filter(|_| self.exit_code.is_none()) else {
                     let why = "its part of the job has ended";
                     self.refuse_waiting(why);
-                    return gate.fail(why, false);
+                    return gate.fail(why, Blame::Node);
                 };
                 self.nodes.served.append(&mut self.nodes.waiting);
                 self.pending_checkpoints += 1;
@@ -122,7 +123,7 @@ impl JobSession<'_> {
                 }
             }
             Notice::Running => tracing::info!("the job runs on all its nodes"),
-            Notice::Load(load) => load.gate.fail("its part of the job runs", false),
+            Notice::Load(load) => load.gate.fail("its part of the job runs", Blame::Node),
             Notice::Complete => self.nodes.end = Some(NodesEnd::Complete),
             Notice::Over(end) => self.end_part(NodesEnd::Over(end)),
             Notice::End(end) => self.end_part(NodesEnd::End(end)),

@@ -8,11 +8,12 @@ use std::time::{Duration, SystemTime};
 /// Steps of each job, 10 ms long.
 const STEPS: u32 = 600;
 
-/// Starts or resumes one of the jobs that share a directory.
+/// Starts or resumes one of the jobs that share a directory. What the job writes is recorded late.
 fn start(sandbox: &Sandbox, job: &str) -> Running {
     let mut command = sandbox.command(["--job", job, "--interval", "500ms", "--"]);
     command.arg(python()).arg(programs().join("files/steps.py")).args([job, &STEPS.to_string()]);
     command.env_remove("CKPT_FILES_EXCLUDE").current_dir(sandbox.path().join("work"));
+    command.env("CKPT_FAULT", "record-append=delay:200");
     sandbox.start_command(job, command)
 }
 

@@ -115,6 +115,11 @@ impl Job {
         arguments
     }
 
+    /// Gives a node another command; returns the one before.
+    pub fn change_command(&mut self, node: usize, command: Vec<String>) -> Vec<String> {
+        std::mem::replace(&mut self.commands[node], command)
+    }
+
     pub fn start_one(&self, node: usize) -> Running {
         self.machines.start(self.places[node], node, &self.arguments(node))
     }

@@ -3,7 +3,6 @@
 
 use super::job::{Job, codes, machines, said};
 use super::{assert_blocks, kill, survives_many_kills};
-use std::process::Command;
 
 const NODE_0: &str = "ckpt-node-0";
 
@@ -11,13 +10,6 @@ fn of_network(mut job: Job, nodes: usize) -> Job {
     job.places.truncate(nodes);
     job.options.extend(["--network", "job"].map(str::to_owned));
     job
-}
-
-/// The network interfaces of a machine.
-fn interfaces(job: &Job, machine: usize) -> String {
-    let mut command = Command::new("cat");
-    command.arg("/proc/net/dev");
-    String::from_utf8(job.machines.on(machine, &command).output().unwrap().stdout).unwrap()
 }
 
 #[test]
@@ -51,8 +43,44 @@ fn another_machine_takes_the_node_of_one_that_is_lost() {
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     assert_blocks(&job, BLOCKS, &running);
     for place in &job.places {
-        assert!(!interfaces(&job, *place).contains("ckpt"), "nothing is left");
+        assert!(job.machines.interfaces(*place, "ckpt").is_empty(), "nothing is left");
     }
+}
+
+/// What a launcher leaves that was killed is deleted by the next start of any job on that machine, and nothing else is.
+#[test]
+fn an_interface_that_a_killed_launcher_has_left_is_deleted() {
+    const OF_ANOTHER: &str = "ckpt01234567";
+    let Some(machines) = machines(2) else { return };
+    let job = of_network(Job::stream_to(machines, 2000, NODE_0), 2);
+    job.machines.add_vxlan(0, OF_ANOTHER);
+    let mut running = job.begun("blocks.txt");
+    job.checkpoint(&running);
+    running[0].kill_launcher();
+    assert_eq!(running[1].wait(), 125, "{}", running[1].said());
+    let mut left = job.machines.interfaces(0, "ckpt");
+    left.retain(|name| name != OF_ANOTHER);
+    assert_eq!((left.len(), job.machines.interfaces(1, "ckpt").len()), (1, 0), "{left:?}");
+    let found = job.machines.on(0, &job.machines.sandboxes[0].command(["doctor"])).output().unwrap();
+    let found = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert!(found.contains(&left[0]) && !found.contains(OF_ANOTHER), "{found}");
+    // A job on this machine only.
+    let mut alone = job.machines.on(0, &job.machines.sandboxes[0].command(["--job", "alone", "--", "true"]));
+    let output = alone.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.contains(&format!("interface {}", left[0])), "{text}");
+    assert_eq!(job.machines.interfaces(0, "ckpt"), [OF_ANOTHER]);
+    // That of a launcher that runs stays, whatever begins beside it.
+    let mut running = job.start();
+    job.until_answering(&mut running);
+    let both = job.machines.interfaces(0, "ckpt");
+    assert_eq!(both.len(), 2, "{both:?}");
+    assert!(alone.status().unwrap().success());
+    assert_eq!(job.machines.interfaces(0, "ckpt"), both);
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, 2000, &running);
+    assert_eq!(job.machines.interfaces(0, "ckpt"), [OF_ANOTHER]);
 }
 
 #[test]
@@ -77,8 +105,8 @@ fn what_does_not_fit_the_network_of_a_job_is_refused() {
     let with = |job: &mut Job, options: &[&str], expected: &str| {
         job.options = options.iter().map(|option| (*option).to_owned()).collect();
         let mut running = job.start();
-        let ended = codes(&mut running);
-        assert!(ended.contains(&2) && said(&running).contains(expected), "{ended:?} {}", said(&running));
+        assert_eq!(codes(&mut running), [2, 2], "{}", said(&running));
+        assert!(running.iter().all(|one| one.said().contains(expected)), "{}", said(&running));
     };
     with(&mut job, &[], "use this option again");
     with(&mut job, &["--network", "job", "--network-range", "10.9.0.0/24"], "with which it began");
@@ -94,12 +122,17 @@ fn what_does_not_fit_the_network_of_a_job_is_refused() {
         said(&running)
     );
     job.machines.block_udp(0, false);
+    // No new run has begun after this: the next start resumes the present one.
+    let taken = ["--network", "job", "--network-range", "10.77.0.0/30", "--resume", "never"];
+    with(&mut job, &taken, "choose other addresses");
+    job.options = ["--network", "job"].map(str::to_owned).into();
     job.full_speed();
     let mut running = job.start();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    for one in &running {
+        assert!(one.said().contains("resumed from snapshot"), "{}", one.said());
+    }
     assert_blocks(&job, 2000, &running);
-    let taken = ["--network", "job", "--network-range", "10.77.0.0/30", "--resume", "never"];
-    with(&mut job, &taken, "choose other addresses");
 }
 
 /// Processes of the job, launchers and machines are killed. A node whose machine was killed goes to the spare one.

@@ -12,6 +12,7 @@ mod programs;
 use ckpt_run_tests::{Running, Sandbox};
 use expected::{EXPECTED, LEFT_OUT, NAMESPACES_OF_A_JOB, may_be_reset};
 use programs::{Need, Program, Programs};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::fs::{self, File, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -206,6 +207,9 @@ fn criu_s_own_tests_pass_as_jobs() {
         ckpt_test_skip::skip("CKPT_TEST_ZDTM is not set; `cargo xtask test --full` sets it");
         return;
     };
+    // One of them changes the name of the machine. Threads and processes that this thread starts are in the namespace, too.
+    // SAFETY: a flag that concerns neither memory nor descriptors.
+    unsafe { unshare_unsafe(UnshareFlags::NEWUTS) }.expect("a UTS namespace");
     let only = std::env::var("CKPT_TEST_ZDTM_ONLY").ok();
     let programs = Programs::find(root);
     let is_wanted = |program: &&Program| {

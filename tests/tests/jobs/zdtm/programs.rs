@@ -9,13 +9,16 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Prints the descriptors of all programs as JSON. A descriptor is an expression of Python.
+/// Prints the descriptors of all programs as JSON. A descriptor is an expression of Python. A source like `x.pb-c.c` is
+/// generated, where protoc-c is installed, and no program.
 const DESCRIBE: &str = r"
 import glob, json, os, sys
 os.chdir(sys.argv[1])
 found = {}
 for source in sorted(glob.glob('static/*.c') + glob.glob('transition/*.c')):
     name = source[:-2]
+    if '.' in name:
+        continue
     text = open(name + '.desc').read() if os.path.exists(name + '.desc') else ''
     found[name] = eval(text.strip() or '{}')
 print(json.dumps(found))

@@ -1,5 +1,5 @@
-"""What the driver does: the conformance suite with its questions, and whether CRIU takes a process that the driver's own
-checkpoint has taken off the GPU."""
+"""What the driver does: the conformance suite with its questions, plain and behind the interposer, and whether CRIU takes
+a process that the driver's own checkpoint has taken off the GPU."""
 
 from harness import conformance, peer
 from harness.stages.common import (
@@ -21,6 +21,9 @@ FIRST = ["question/", "checkpoint/"]
 # What is looked for in what ckpt-run says of a process on the GPU.
 TOLD = ("private_tables", "remarks")
 QUICK = ["question/", "checkpoint/", "entry/", "init/", "vmm/"]
+# Those that are run behind the interposer too.
+INTERPOSED = ["alloc/", "vmm/", "pointer/", "pool/", "stream/", "copy/", "capture/", "graph/", "checkpoint/"]
+QUICK_INTERPOSED = ["vmm/"]
 
 
 def run(settings, records):
@@ -32,6 +35,9 @@ def run(settings, records):
     areas = QUICK if settings.is_quick else conformance.areas(settings)
     for area in FIRST[1:] + [area for area in areas if area not in FIRST]:
         records.step(area, conformance.area, settings, area, needs_s=5)
+    for area in QUICK_INTERPOSED if settings.is_quick else INTERPOSED:
+        name = f"{area} behind the interposer"
+        records.step(name, conformance.interposed_is_plain, settings, area, needs_s=15)
 
 
 def doctor(settings):

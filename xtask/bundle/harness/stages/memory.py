@@ -2,7 +2,6 @@
 
 import json
 
-from harness import conformance
 from harness.stages.common import (
     MEBI,
     Fail,
@@ -17,8 +16,6 @@ from harness.stages.common import (
     until_settled,
 )
 
-AREAS = ["alloc/", "vmm/", "pointer/", "pool/", "stream/", "copy/", "capture/", "graph/", "checkpoint/"]
-QUICK_AREAS = ["alloc/"]
 RATIOS = "cuda::capture::tests::measure::ratios"
 
 
@@ -27,9 +24,6 @@ def run(settings, records):
     for way in ("all", "changed"):
         records.step(f"away and back, {way}", away_and_back, settings, way, needs_s=20)
     records.step("train-mlp, checkpoints in between", mlp, settings, needs_s=20)
-    for area in QUICK_AREAS if settings.is_quick else AREAS:
-        name = f"{area} behind the interposer"
-        records.step(name, conformance.interposed_is_plain, settings, area, needs_s=15)
 
 
 def ratios(settings):

@@ -93,6 +93,7 @@ def by_ckpt_run(settings, size_gb, plain):
         for _ in range(3 if size_gb < 20 else 2):
             saved.append(job.only_checkpoint())
         expect_ok(job)
+        pause = job.parts("pause", job.said_at("an agent has detached"))
         job.kill()
         resume_s = resume(job)
         expect_ok(job)
@@ -103,8 +104,10 @@ def by_ckpt_run(settings, size_gb, plain):
             "stall_best_s": best["gap_s"],
             "durable_s": best["durable_s"],
             **times_of(best),
+            **pause,
             "resume_s": resume_s,
             "resumed_in_s": job.resumed_s(),
+            **job.parts("resume", job.begun_unix_s),
         }
         if plain and values["capture_s"] > 0:
             values["capture_gbps"] = values["bytes"] / values["capture_s"] / GIGA

@@ -59,13 +59,13 @@ fn offer_once(allocation: Id) -> Result<Option<OwnedFd>, ShareError> {
     }
     drop(table);
     let key = published.or_else(random_key).ok_or(OUT_OF_MEMORY)?;
-    let (handle, bytes) = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?;
+    let bytes = physical::handle_and_bytes(allocation).ok_or(INVALID_VALUE)?.1;
     let is_multicast = physical::is_object(allocation);
     let kind = if is_multicast { Kind::Multicast } else { Kind::Memory };
     let capability = Capability { key, bytes, owner: std::process::id(), kind };
     let (descriptor, root) = capability.create().map_err(|_| OUT_OF_MEMORY)?;
     if published.is_none() {
-        let memory = physical::export(handle)?;
+        let memory = launcher::descriptor_of(allocation)?;
         let for_launcher = root.as_ref().and_then(Root::as_fd);
         let shared = launcher::Publication { key, bytes, is_multicast };
         if !launcher::publish(&mut connect()?, shared, &memory, for_launcher)? {
@@ -161,6 +161,7 @@ pub(crate) fn sweep() -> bool {
 
 /// What is done when physical memory has ended: no process can have it any more, or this one has no more of another's.
 pub(crate) fn ended(id: Id, allocation: &PhysicalAllocation) {
+    allocation.parked.into_iter().for_each(published::withdraw_key);
     if !matches!(allocation.kind, RegionKind::Program | RegionKind::Pool) {
         return;
     }

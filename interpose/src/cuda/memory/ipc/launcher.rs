@@ -8,6 +8,8 @@ use ckpt_protocol::agent::{FromAgent, ShareKey as Key, ToAgent};
 use cuda_abi::types::CUresult;
 
 use crate::cuda::gate;
+use crate::cuda::memory::physical::{self, Id, registry};
+use crate::cuda::result::INVALID_VALUE;
 use crate::cuda::shared::Shared;
 use crate::link::{Conversation, Link};
 use crate::process;
@@ -15,6 +17,10 @@ use crate::socket::Socket;
 
 /// The timeout for an answer of a launcher that listens.
 const ANSWER_TIMEOUT_S: u16 = 10;
+/// A launcher that has not answered for so long is late.
+const LATE: Duration = Duration::from_secs(1);
+/// How long a late launcher is not told again that memory is not used any more.
+const LATE_PAUSE: Duration = Duration::from_secs(60);
 /// The pause before a retry.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The timeout for a launcher that does not listen; the time of a checkpoint does not count.
@@ -107,6 +113,21 @@ pub(super) fn fetch(
     }
 }
 
+/// A descriptor of memory of this process. What was parked may have come back by a descriptor, and the driver does not export
+/// that again (seen with 580.159.04): the launcher has the first one.
+pub(super) fn descriptor_of(allocation: Id) -> Result<OwnedFd, ShareError> {
+    let known = registry().allocations.get(&allocation).map(|known| (known.handle, known.parked));
+    let (handle, parked) = known.ok_or(INVALID_VALUE)?;
+    let Some(key) = parked else { return Ok(physical::export(handle)?) };
+    let message = FromAgent::Unpark { pid: std::process::id(), keys: vec![key] };
+    let (answer, memory) = connect()?.ask(&message, &[]).ok_or(ConnectionLost)?;
+    match (answer, memory.into_iter().next()) {
+        (ToAgent::Unparked { .. }, Some(memory)) => Ok(memory),
+        // It does not have it. The driver exports what was not imported since.
+        _ => Ok(physical::export(handle)?),
+    }
+}
+
 /// Whether a process exists, even one of another user.
 fn exists(pid: u32) -> bool {
     let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0) else { return false };
@@ -147,10 +168,12 @@ pub(super) struct Notices {
     /// How many mappings there are, or will be, of each memory that was fetched.
     uses: BTreeMap<Key, u64>,
     withdrawn: Vec<Key>,
+    /// When the launcher did not answer in time.
+    late_since: Option<Instant>,
 }
 
 pub(super) static NOTICES: Shared<Notices> =
-    Shared::new(Notices { uses: BTreeMap::new(), withdrawn: Vec::new() });
+    Shared::new(Notices { uses: BTreeMap::new(), withdrawn: Vec::new(), late_since: None });
 
 impl Notices {
     /// Fetches memory for one more mapping.
@@ -185,6 +208,22 @@ impl Notices {
 
     pub fn has_pending(&self) -> bool {
         !self.withdrawn.is_empty()
+    }
+
+    /// As [`Self::send_now`], if there is anything to send. If the launcher has not answered in time, this is not tried again
+    /// for a while: a program that frees much would wait each time.
+    pub fn send_soon(&mut self) {
+        let is_late = self.late_since.is_some_and(|since| since.elapsed() < LATE_PAUSE);
+        if self.has_pending() && !is_late {
+            self.send_now();
+        }
+    }
+
+    /// As [`Self::send`], on a connection of its own.
+    pub fn send_now(&mut self) {
+        let begun = Instant::now();
+        let is_sent = connect().is_ok_and(|mut launcher| self.send(&mut launcher).is_ok());
+        self.late_since = (!is_sent && begun.elapsed() >= LATE).then(Instant::now);
     }
 
     /// Sends the pending messages.

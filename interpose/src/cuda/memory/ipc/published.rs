@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ckpt_protocol::agent::ShareKey as Key;
 
-use super::launcher::{NOTICES, connect};
+use super::launcher::NOTICES;
 use crate::cuda::memory::physical::Id;
 use crate::cuda::shared::Shared;
 use crate::fork;
+use crate::link::Link;
 
 /// The key of each physical allocation that others may open.
 pub(super) static PUBLISHED: Shared<BTreeMap<Id, Key>> = Shared::new(BTreeMap::new());
@@ -41,20 +42,41 @@ pub(crate) fn key_of(allocation: Id) -> Option<Key> {
 /// A physical allocation's memory is going away: no process can open it any more.
 pub(crate) fn withdraw(allocation: Id) {
     let key = PUBLISHED.lock().remove(&allocation);
-    if let Some(key) = key {
-        fork::while_none(|| NOTICES.lock().withdraw(key));
-        send_notices();
+    key.into_iter().for_each(withdraw_key);
+}
+
+/// Has the launcher let go of memory of this process.
+pub(super) fn withdraw_key(key: Key) {
+    fork::while_none(|| NOTICES.lock().withdraw(key));
+    send_notices();
+}
+
+/// The same for several pieces, over this connection if it works.
+pub(crate) fn withdraw_keys(keys: &[Key], launcher: &mut dyn Link) {
+    if keys.is_empty() {
+        return;
     }
+    fork::while_none(|| {
+        let mut notices = NOTICES.lock();
+        keys.iter().for_each(|key| notices.withdraw(*key));
+        if notices.send(launcher).is_err() {
+            notices.send_now();
+        }
+    });
+}
+
+/// Sends what could not be sent when memory was freed; returns whether there was any, and the launcher has let go of it.
+pub(crate) fn send_late() -> bool {
+    fork::while_none(|| {
+        let mut notices = NOTICES.lock();
+        notices.has_pending() && {
+            notices.send_now();
+            !notices.has_pending()
+        }
+    })
 }
 
 /// Sends pending messages to the launcher. If that fails, they are sent with the next message.
 pub(super) fn send_notices() {
-    fork::while_none(|| {
-        let mut notices = NOTICES.lock();
-        if notices.has_pending()
-            && let Ok(mut launcher) = connect()
-        {
-            let _ = notices.send(&mut launcher);
-        }
-    });
+    fork::while_none(|| NOTICES.lock().send_soon());
 }
