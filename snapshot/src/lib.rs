@@ -52,6 +52,6 @@ pub use manifest::{
 };
 pub use marks::{FailedRestore, Mark, Marks, TagError};
 pub use rel_path::{RelPath, RelPathError};
-pub use retention::{History, KeepEvery, KeepEveryError, Retention, choose_prunable};
+pub use retention::{FAILURE_LATENCY, History, KeepEvery, KeepEveryError, Retention, choose_prunable};
 pub use store::{Input, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, Target};
 pub use tiers::{CopyError, PlacedSnapshot, Tier, TierCopy, Tiers};

@@ -6,6 +6,10 @@ use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Duration;
 
+/// How long a job may run after what makes it fail, before it fails: a launcher of ranks polls them every few seconds. A
+/// snapshot that is this much older than the newest one is likely to be from before.
+pub const FAILURE_LATENCY: Duration = Duration::from_secs(60);
+
 /// Snapshots to keep permanently, besides the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeepEvery {
@@ -52,13 +56,15 @@ pub struct Retention {
     pub keep: usize,
     /// Further snapshots to keep permanently.
     pub every: Option<KeepEvery>,
+    /// Whether to keep a good one that is [`FAILURE_LATENCY`] older than the newest.
+    pub before_failures: bool,
 }
 
 impl Retention {
     /// Keeps only the newest `keep` snapshots.
     #[must_use]
     pub fn newest(keep: usize) -> Self {
-        Self { keep, every: None }
+        Self { keep, every: None, before_failures: false }
     }
 }
 
@@ -88,6 +94,7 @@ impl History {
 /// - abandoned snapshots, until `keep` good ones are newer;
 /// - the newest good snapshot from before the last progress, or else the oldest good one: a hung job resumes from it;
 /// - the newest good snapshot before a process of the job failed: newer ones may be of a job that is about to fail;
+/// - with `before_failures`, a good snapshot that is [`FAILURE_LATENCY`] older than the newest, for the same reason;
 /// - all snapshots newer than the newest good one, for inspection. So the last good snapshot is never removed;
 /// - snapshots with a tag, and pinned ones;
 /// - snapshots that cannot be read for another reason than certain damage: a missing key, a newer version, an I/O error;
@@ -114,6 +121,9 @@ pub fn choose_prunable(
         kept.extend(worked.or(good.first()).map(|manifest| &manifest.id));
     }
     kept.extend(good.iter().rev().find(|manifest| !manifest.is_doubtful()).map(|manifest| &manifest.id));
+    if retention.before_failures {
+        kept.extend(before_failures(&good, newest));
+    }
     if let Some(every) = retention.every {
         let mut periods = HashSet::new();
         let first = sound.iter().filter(|manifest| periods.insert(every.period(manifest)));
@@ -130,6 +140,18 @@ pub fn choose_prunable(
     let mut prunable: Vec<_> = decided.filter(is_prunable).cloned().collect();
     prunable.sort();
     prunable
+}
+
+/// The newest good snapshot that is [`FAILURE_LATENCY`] older than `newest`, and the one that will be that next. So its
+/// age stays below twice that time, and the time between two snapshots.
+fn before_failures<'a>(good: &[&'a Manifest], newest: &Manifest) -> impl Iterator<Item = &'a SnapshotId> {
+    let is_later = |one: &Manifest, other: &Manifest| {
+        u128::from(other.taken_unix_ms.saturating_sub(one.taken_unix_ms)) >= FAILURE_LATENCY.as_millis()
+    };
+    let sound = || good.iter().copied().filter(|manifest| !manifest.is_doubtful());
+    let present = sound().rfind(|manifest| is_later(manifest, newest));
+    let next = sound().find(|manifest| present.is_none_or(|present| is_later(present, manifest)));
+    present.into_iter().chain(next).map(|manifest| &manifest.id)
 }
 
 #[cfg(test)]
@@ -174,6 +196,30 @@ mod tests {
         // The job gets on without the process.
         all[7].manifest.as_mut().unwrap().failed_process = None;
         assert_eq!(pruned(&all), [1, 2, 3, 4, 5, 6]);
+    }
+
+    /// Snapshots are pruned after each of them.
+    #[test]
+    fn one_that_is_a_minute_old_stays() {
+        let left_after = |count: u64, seconds: u64, keep: usize| {
+            let mut left: Vec<Listed> = Vec::new();
+            for sequence in 1..=count {
+                let manifest = Manifest { taken_unix_ms: sequence * seconds * 1000, ..sample(sequence) };
+                left.push(Listed { id: manifest.id.clone(), manifest: Ok(manifest) });
+                let retention = Retention { before_failures: true, ..Retention::newest(keep) };
+                let goes = choose_prunable(&left, &retention, &Marks::default(), &History::default());
+                left.retain(|one| !goes.contains(&one.id));
+            }
+            left.iter().map(|one| one.id.sequence()).collect::<Vec<_>>()
+        };
+        assert_eq!(left_after(10, 5, 2), [1, 9, 10], "none is a minute old");
+        assert_eq!(left_after(13, 5, 2), [1, 12, 13]);
+        assert_eq!(left_after(20, 5, 2), [1, 13, 19, 20], "13 is the next");
+        assert_eq!(left_after(25, 5, 2), [13, 24, 25]);
+        assert_eq!(left_after(1000, 5, 2), [985, 997, 999, 1000]);
+        assert_eq!(left_after(25, 5, 1), [13, 25]);
+        assert_eq!(left_after(9, 60, 2), [8, 9]);
+        assert_eq!(left_after(9, 40, 2), [7, 8, 9]);
     }
 
     fn pruned(states: &[bool], keep: usize) -> Vec<u64> {
@@ -255,11 +301,11 @@ mod tests {
 
     #[test]
     fn one_of_each_period_stays() {
-        let nth = Retention { keep: 1, every: Some("3".parse().unwrap()) };
+        let nth = Retention { every: Some("3".parse().unwrap()), ..Retention::newest(1) };
         assert_eq!(pruned_with(&[true; 8], &nth, &Marks::default()), [2, 4, 5, 7], "1, 3, 6 and the newest");
         let damaged = [true, true, false, true, true, true, true, true];
         assert_eq!(pruned_with(&damaged, &nth, &Marks::default()), [2, 3, 5, 7], "4 stands in for 3");
-        let hours = Retention { keep: 2, every: Some("4h".parse().unwrap()) };
+        let hours = Retention { every: Some("4h".parse().unwrap()), ..Retention::newest(2) };
         assert_eq!(
             pruned_with(&[true; 10], &hours, &Marks::default()),
             [2, 3, 5, 6, 7],
@@ -269,7 +315,7 @@ mod tests {
 
     #[test]
     fn pruning_often_and_pruning_once_keep_the_same() {
-        let retention = Retention { keep: 2, every: Some(KeepEvery::Nth(5)) };
+        let retention = Retention { every: Some(KeepEvery::Nth(5)), ..Retention::newest(2) };
         let all = listed(&[true; 40]);
         let mut left: Vec<Listed> = Vec::new();
         for one in listed(&[true; 40]) {

@@ -207,6 +207,11 @@ pub struct Holdings {
 }
 
 impl Holdings {
+    /// Whether the process has device memory, as far as that is known since the last checkpoint or resume.
+    pub fn has(&self, pid: u32) -> bool {
+        self.processes.contains_key(&pid)
+    }
+
     pub fn mirror(&self, pid: u32) -> Option<&Mirror> {
         self.processes.get(&pid)?.mirror.as_ref()
     }

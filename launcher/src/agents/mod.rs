@@ -74,7 +74,7 @@ mod window;
 
 use crate::sys::deadline::{AGENT_CLOSE_TIMEOUT, PROCESS_POLL_INTERVAL};
 use crate::sys::gpus::{GpuProbe, Gpus};
-use ckpt_snapshot::ReadError;
+use ckpt_snapshot::{FailedProcess, ReadError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fs;
@@ -131,6 +131,8 @@ struct Shared {
     /// Why device memory could not be read from the store in a resume.
     read_error: Mutex<Option<ReadError>>,
     migrations: Mutex<Migrations>,
+    /// Processes with device memory that have failed.
+    failed: Mutex<Vec<FailedProcess>>,
     /// The job session has ended.
     is_closed: AtomicBool,
     state: Mutex<State>,
@@ -161,6 +163,7 @@ impl Agents {
             restore_memory: Mutex::default(),
             read_error: Mutex::default(),
             migrations: Mutex::default(),
+            failed: Mutex::default(),
             is_closed: AtomicBool::new(false),
             state: Mutex::default(),
             sending_orders: Mutex::default(),
@@ -180,6 +183,11 @@ impl Agents {
     #[must_use]
     pub fn is_restoring(&self) -> bool {
         self.shared.lock().connections.values().any(|one| !one.is_registered)
+    }
+
+    /// The processes with device memory that have failed since the last call.
+    pub fn take_failed(&self) -> Vec<FailedProcess> {
+        mem::take(&mut self.shared.failed.lock())
     }
 
     /// How many agents are registered.

@@ -18,6 +18,7 @@ use thiserror::Error;
 use tracing::debug;
 
 use super::mirrors::Mirror;
+use crate::sys::exit_status;
 
 /// What is known about a process of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -238,6 +239,11 @@ impl ProcessHandle {
     /// Waits for the process's exit, at most for `timeout`: a process closes its files a moment before it exits.
     pub fn wait_for_exit(&self, timeout: Duration) {
         self.has_exited(Timespec::try_from(timeout).unwrap_or_default());
+    }
+
+    /// How the process has ended, as wait(2) has it; `None` if it runs, or if that is not known.
+    pub fn exit_status(&self) -> Option<u32> {
+        exit_status::of_process(self.pidfd.as_ref()?, self.exe.parent()?)
     }
 
     fn has_exited(&self, within: Timespec) -> bool {

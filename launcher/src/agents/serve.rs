@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use ckpt_protocol::agent::{FromAgent, Hello, ToAgent};
 use ckpt_protocol::frame::FrameError;
+use ckpt_snapshot::FailedProcess;
 use rustix::process::Pid;
 use tracing::{debug, warn};
 
@@ -25,6 +26,7 @@ use super::release::Release;
 use super::state::{Arrival, Connection, ConnectionEnd, Phase, Refusal, Returned};
 use super::stream::AgentStream;
 use super::{STACK_BYTES, Shared, peer};
+use crate::sys::exit_status::exit_code;
 
 impl Shared {
     /// Asks an agent to detach. An agent that cannot be asked has ended, or is reported later as one that did not answer.
@@ -77,15 +79,16 @@ impl Shared {
         let shared = Arc::clone(self);
         let serve = move || match shared.serve_connection(id, &stream) {
             ConnectionEnd::Lost => {
-                shared.unregister(id, ConnectionEnd::Lost);
+                let process = shared.unregister(id, ConnectionEnd::Lost);
                 handle.wait_for_exit(AGENT_EXIT_TIMEOUT);
+                shared.note_failure(process, &handle);
                 let ended = shared.lock().holdings.remove_ended();
                 drop(ended);
             }
-            detached => shared.unregister(id, detached),
+            detached => drop(shared.unregister(id, detached)),
         };
         let thread = thread::Builder::new().name(format!("agent-{id}")).stack_size(STACK_BYTES);
-        thread.spawn(serve).map(drop).inspect_err(|_| self.unregister(id, ConnectionEnd::Lost))
+        thread.spawn(serve).map(drop).inspect_err(|_| drop(self.unregister(id, ConnectionEnd::Lost)))
     }
 
     /// Serves a connection from the hello to its end.
@@ -341,13 +344,22 @@ impl Shared {
         attempt
     }
 
-    /// Removes a connection.
-    fn unregister(&self, id: u64, end: ConnectionEnd) {
+    /// Notes how a process with device memory has ended, if that was a failure.
+    fn note_failure(&self, process: Option<Process>, handle: &ProcessHandle) {
+        let code = handle.exit_status().map_or(0, exit_code);
+        if let Some(Process { pid: Some(pid), exe, .. }) = process.filter(|_| code != 0) {
+            let name = exe.rsplit('/').next().unwrap_or_default().to_owned();
+            self.failed.lock().push(FailedProcess { pid, name, code });
+        }
+    }
+
+    /// Removes a connection. Returns the process if it had device memory and did not detach.
+    fn unregister(&self, id: u64, end: ConnectionEnd) -> Option<Process> {
         if let ConnectionEnd::Detached(Some(report)) = &end {
             self.note_needs(report);
         }
         let mut state = self.lock();
-        let mut lost = None;
+        let (mut lost, mut had_memory) = (None, None);
         if let Some(Connection { stream, process, handle, is_registered, supports_loads, .. }) =
             state.connections.remove(&id)
         {
@@ -361,6 +373,8 @@ impl Shared {
                 }
                 state.detached.push(DetachedProcess { process, handle, report, supports_loads });
             } else if is_registered {
+                let has_memory = process.pid.is_some_and(|pid| state.holdings.has(pid));
+                had_memory = has_memory.then(|| process.clone());
                 if has_mirror && matches!(state.phase, Phase::Quiescing { .. }) {
                     let handle = Arc::clone(&handle);
                     state.disconnected.push(DetachedProcess {
@@ -382,6 +396,7 @@ impl Shared {
         if let Some(handle) = lost {
             self.broker.forget_after_exit(&handle);
         }
+        had_memory
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Attempts run one after another, so that the mirrors of device memory do not change while they are stored.
 
-use crate::agents::{Prepared, QuiesceError};
+use crate::agents::{Agents, Prepared, QuiesceError};
 use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
 use crate::checkpoint::dump::{Dumped, Frozen, Outputs};
@@ -214,7 +214,9 @@ impl Attempt<'_> {
         drop(raised);
         let inventory = dumped.frozen.files.take_inventory();
         let failed = failed_processes(&|name| dumped.images.read(name));
-        let failed = failed.map_err(|error| AttemptError::Staging(io::Error::other(error)))?;
+        let mut failed = failed.map_err(|error| AttemptError::Staging(io::Error::other(error)))?;
+        // Those that their parents have waited for.
+        failed.extend(self.parts.job.agents.iter().flat_map(Agents::take_failed));
         dumped.failed_process = history.failures.note(failed, Instant::now());
         let (manifest, unread_bytes) = self.persist(id, writer, dumped, &copies, &inventory)?;
         self.await_commit(&manifest)?;

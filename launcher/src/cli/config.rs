@@ -103,9 +103,9 @@ pub struct Config {
 }
 
 impl Config {
-    /// The snapshots that pruning keeps.
+    /// The snapshots that a running job keeps.
     #[must_use]
     pub fn retention(&self) -> Retention {
-        Retention { keep: self.keep, every: self.keep_every }
+        Retention { keep: self.keep, every: self.keep_every, before_failures: self.keep > 1 }
     }
 }

@@ -167,6 +167,7 @@ fn kept_for_a_reason(kept: &[Listed], retention: &Retention, marks: &Marks, job:
 /// Bad input, or a failed deletion.
 pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
     let root = Root::open_to_change(&config.store)?;
+    let retention = Retention { before_failures: false, ..config.retention() };
     let (done, code) = each(&jobs(config, &root, named)?, |job| {
         let mut pruned = Vec::new();
         if !dry_run {
@@ -176,7 +177,7 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
         let all = store.list()?;
         let abandoned = job.record()?.map(|record| record.abandoned).unwrap_or_default();
         let history = History { abandoned, ..History::default() };
-        for id in tiers::prunable(&store, &config.retention(), &job.marks()?, &history)? {
+        for id in tiers::prunable(&store, &retention, &job.marks()?, &history)? {
             if !dry_run {
                 tiers::remove_local(&store, job, &id)?;
             }
@@ -187,7 +188,7 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
         }
         let is_kept = |listed: &Listed| pruned.iter().all(|gone| gone.id != listed.id);
         let kept: Vec<_> = all.into_iter().filter(is_kept).collect();
-        Ok((pruned, kept_for_a_reason(&kept, &config.retention(), &job.marks()?, job)))
+        Ok((pruned, kept_for_a_reason(&kept, &retention, &job.marks()?, job)))
     })?;
     let (pruned, kept): (Vec<_>, Vec<_>) = done.into_iter().unzip();
     let pruned: Vec<_> = pruned.into_iter().flatten().collect();

@@ -3,6 +3,7 @@
 
 use super::images::{COMMON_MAGIC, ImageError, entries};
 use super::unix_queues::{PROCESSES_MAGIC, ProcessEntry, Read};
+use crate::sys::exit_status::exit_code;
 use ckpt_snapshot::FailedProcess;
 use prost::Message;
 
@@ -40,16 +41,14 @@ pub fn failed_processes(read: Read) -> Result<Vec<FailedProcess>, ImageError> {
     for pid in pids {
         entries(read, &format!("core-{pid}.img"), COMMON_MAGIC, CORE_MAGIC, |core: CoreEntry| {
             let ended = core.task.filter(|task| task.state == DEAD && task.status != 0);
-            found.extend(ended.map(|task| FailedProcess { pid, code: code(task.status), name: task.name }));
+            found.extend(ended.map(|task| FailedProcess {
+                pid,
+                code: exit_code(task.status),
+                name: task.name,
+            }));
         })?;
     }
     Ok(found)
-}
-
-/// The exit code of a process, or 128 and the signal that killed it.
-fn code(status: u32) -> i32 {
-    let (code, signal) = ((status >> 8) & 0xff, status & 0x7f);
-    (if signal == 0 { code } else { 128 + signal }).cast_signed()
 }
 
 #[cfg(test)]

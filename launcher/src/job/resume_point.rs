@@ -8,8 +8,10 @@ use crate::store::tiers::{self, REMOTE};
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
 use ckpt_snapshot::{
-    JobDir, JobIdentity, JobOutcome, JobRecord, Listed, ReadError, SnapshotId, Store, Tier, Tiers,
+    JobDir, JobIdentity, JobOutcome, JobRecord, Listed, Manifest, Marks, ReadError, SnapshotId, Store, Tier,
+    Tiers,
 };
+use std::time::Duration;
 
 /// What `--resume` asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -131,6 +133,48 @@ pub fn of_present_run(dir: &JobDir, store: &Tiers) -> Result<Vec<SnapshotId>> {
     let listed = tiers::list_local(store)?;
     let record = dir.record()?.unwrap_or_else(|| rebuilt(&listed));
     Ok(of_history(store, &listed, &record))
+}
+
+/// A job whose processes fail again and again gets on without them: what is not doubtful would be too old for it.
+const DOUBT_REACH: Duration = Duration::from_secs(2 * 3600);
+
+/// The snapshot to which a step back leads.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OlderSnapshot {
+    /// The oldest snapshot that is left out.
+    pub left_out: SnapshotId,
+    /// How much older the snapshot is than the one that the job was resumed from.
+    pub older_by: Duration,
+    /// Whether it is doubtful itself.
+    pub is_doubtful: bool,
+}
+
+/// The next snapshot of `candidates` (oldest first) that is older than `began_from`, by `latency` at least, and is not
+/// doubtful if that one is. Without such a snapshot, or where it would be older by more than two hours, the next older
+/// one. Where all older ones are bad, they are better than none.
+pub fn older_one(
+    candidates: &[SnapshotId],
+    began_from: &Manifest,
+    marks: &Marks,
+    latency: Duration,
+    manifest: impl Fn(&SnapshotId) -> Option<Manifest>,
+) -> Option<OlderSnapshot> {
+    let count = candidates.partition_point(|id| id.sequence() < began_from.id.sequence());
+    let older = &candidates[..count];
+    let is_skipped = |id: &SnapshotId| marks.is_bad(id) && !older.iter().all(|id| marks.is_bad(id));
+    let mut next = None;
+    for (index, id) in older.iter().enumerate().rev().filter(|(_, id)| !is_skipped(id)) {
+        let Some(manifest) = manifest(id) else { continue };
+        let older_ms = began_from.taken_unix_ms.saturating_sub(manifest.taken_unix_ms);
+        let older_by = Duration::from_millis(older_ms);
+        let left_out = older.get(index + 1).unwrap_or(&began_from.id).clone();
+        let one = OlderSnapshot { left_out, older_by, is_doubtful: manifest.is_doubtful() };
+        if older_by >= latency && !(began_from.is_doubtful() && one.is_doubtful) {
+            return if older_by <= DOUBT_REACH { Some(one) } else { next.or(Some(one)) };
+        }
+        next.get_or_insert(one);
+    }
+    next
 }
 
 /// The snapshots of the current run, oldest first, without those of a machine that lost the job to another one.
@@ -275,7 +319,7 @@ pub fn abandon_after(record: &mut JobRecord, id: &SnapshotId) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_snapshot::{Damage, Manifest};
+    use ckpt_snapshot::{Damage, FailedProcess};
     use std::time::SystemTime;
 
     /// A listing: (number, run); no run means a damaged manifest.
@@ -300,6 +344,50 @@ mod tests {
 
     fn identity() -> JobIdentity {
         JobIdentity { key: "job".into(), cwd: "/".into(), argv: vec![] }
+    }
+
+    #[test]
+    fn a_step_back_leads_to_the_next_older_one_that_may_help() {
+        // One every 20 s; the second one cannot be read.
+        let mut listed =
+            listing(&[(1, Some(1)), (2, None), (3, Some(1)), (4, Some(1)), (5, Some(1)), (6, Some(1))]);
+        for one in &mut listed {
+            let sequence = one.id.sequence();
+            if let Ok(manifest) = &mut one.manifest {
+                manifest.taken_unix_ms = sequence * 20_000;
+            }
+        }
+        let ids: Vec<_> = listed.iter().map(|one| one.id.clone()).collect();
+        let step = |listed: &[Listed], from: usize, bad: &[usize], latency_s: u64| {
+            let manifest =
+                |id: &SnapshotId| listed.iter().find(|one| one.id == *id)?.manifest.as_ref().ok().cloned();
+            let mut marks = Marks::default();
+            for number in bad.iter().chain(bad) {
+                marks.restore_failed(&ids[number - 1], "no", SystemTime::UNIX_EPOCH);
+            }
+            let latency = Duration::from_secs(latency_s);
+            let older = older_one(&ids, &manifest(&ids[from - 1]).unwrap(), &marks, latency, manifest)?;
+            Some((older.left_out.sequence(), older.older_by.as_secs()))
+        };
+        assert_eq!(step(&listed, 6, &[], 0), Some((6, 20)));
+        assert_eq!(step(&listed, 3, &[], 0), Some((2, 40)), "2 is damaged");
+        assert_eq!(step(&listed, 6, &[5, 4], 0), Some((4, 60)), "5 and 4 are bad");
+        assert_eq!(step(&listed, 6, &[], 60), Some((4, 60)));
+        assert_eq!(step(&listed, 4, &[], 60), Some((2, 60)));
+        assert_eq!(step(&listed, 4, &[], 90), Some((4, 20)), "none is as old");
+        assert_eq!(step(&listed, 3, &[1, 2], 0), Some((2, 40)), "all are bad");
+        assert_eq!(step(&listed, 1, &[], 0), None);
+        let failed = FailedProcess { pid: 7, name: "python3".to_owned(), code: 137 };
+        for one in &mut listed[3..] {
+            one.manifest.as_mut().unwrap().failed_process = Some(failed.clone());
+        }
+        assert_eq!(step(&listed, 6, &[], 0), Some((4, 60)), "5 and 4 are doubtful");
+        assert_eq!(step(&listed, 6, &[3, 1], 0), Some((6, 20)), "all that are good are doubtful");
+        for one in &mut listed[3..] {
+            one.manifest.as_mut().unwrap().taken_unix_ms += 3 * 3_600_000;
+        }
+        assert_eq!(step(&listed, 6, &[], 0), Some((6, 20)), "processes have failed for hours");
+        assert_eq!(step(&listed, 4, &[], 0), Some((4, 3 * 3600 + 20)), "there is no other");
     }
 
     #[test]

@@ -141,7 +141,8 @@ impl Tracker {
         let mut buffer = vec![0; 1 << 16];
         let mut directories =
             Directories { mounts: &self.mounts, open: HashMap::new(), paths: HashMap::new() };
-        let (mut found, mut is_incomplete, mut has_events) = (BTreeSet::new(), false, false);
+        let (mut found, mut is_incomplete) = (BTreeSet::new(), false);
+        let (mut has_events, mut is_of_job) = (false, false);
         loop {
             let read = match self.events.read(&mut buffer) {
                 Ok(0) => break,
@@ -159,6 +160,7 @@ impl Tracker {
                 if event.pid <= 1 || ignored(event.pid) {
                     continue;
                 }
+                is_of_job = true;
                 match event.named.and_then(|(id, handle, name)| directories.path(id, handle, name)) {
                     Some(Ok(path)) => drop(found.insert(path)),
                     Some(Err(())) => is_incomplete = true,
@@ -169,7 +171,8 @@ impl Tracker {
         }
         let new: Vec<_> = found.into_iter().filter_map(|path| self.add(path)).collect();
         self.record(&new, is_incomplete);
-        if has_events || begun.duration_since(self.stamped).is_ok_and(|age| age >= STAMP_INTERVAL) {
+        // Not for other events: the stamp makes one.
+        if is_of_job || begun.duration_since(self.stamped).is_ok_and(|age| age >= STAMP_INTERVAL) {
             self.recorder.stamp(begun);
             self.stamped = begun;
         }

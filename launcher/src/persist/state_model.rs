@@ -81,7 +81,7 @@ fn settings() -> impl Strategy<Value = Settings> {
         1 => (1_u64..200).prop_map(|time_s| Some(KeepEvery::Time(Duration::from_secs(time_s)))),
     ];
     (1_usize..4, every, 1_u64..4, 1_u64..3).prop_map(|(keep, every, persist_every, upload_every)| Settings {
-        retention: Retention { keep, every },
+        retention: Retention { every, ..Retention::newest(keep) },
         persist_every,
         upload_every,
     })

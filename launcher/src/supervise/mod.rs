@@ -36,7 +36,7 @@ use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::ownership::OwnershipError;
-use crate::job::resume_point::{Decision, Resume, decide, of_present_run};
+use crate::job::resume_point::{Decision, OlderSnapshot, Resume, decide, of_present_run, older_one};
 use crate::job::started_with;
 use crate::job::status::unix_ms;
 use crate::job::times::{self, Class};
@@ -52,7 +52,7 @@ use crate::sys::secrets;
 use crate::sys::span::span;
 use anyhow::Result;
 use ckpt_protocol::control::{Reply, Stopped};
-use ckpt_snapshot::{JobRecord, Manifest, SnapshotId, Store};
+use ckpt_snapshot::{FAILURE_LATENCY, JobRecord, Manifest, SnapshotId, Store};
 use events::{Event, StopCall};
 use pace::{Pace, PaceOptions};
 use policy::{Failure, Next, Policy};
@@ -354,6 +354,7 @@ impl<'a> Supervisor<'a> {
                 State::Over(Ok(EXIT_PREEMPTED))
             }
             SessionOutcome::Failed { code, what, error, hung_since } => {
+                let older = self.older_one();
                 let failure = Failure {
                     // A job that hung had begun to work.
                     is_first_start: self.is_first && self.began_from.is_none() && hung_since.is_none(),
@@ -361,13 +362,14 @@ impl<'a> Supervisor<'a> {
                     has_run: true,
                     ran_for: duration,
                     saved_after,
-                    is_doubtful: self.began_from.as_ref().is_some_and(Manifest::is_doubtful),
-                    next_older_by: self.next_older_by(),
+                    is_doubtful: self.began_from.as_ref().is_some_and(Manifest::is_doubtful)
+                        && older.as_ref().is_some_and(|older| !older.is_doubtful),
+                    next_older_by: older.as_ref().map(|older| older.older_by),
                 };
                 self.is_first = false;
                 self.older_than = hung_since.and_then(|since| self.first_taken_after(since));
                 let measured = Measured { begun_unix_ms: hung_since.map(unix_ms), ..measured };
-                self.failed(&failure, &what, code, error, measured)
+                self.failed(&failure, older, &what, code, error, measured)
             }
         }
     }
@@ -402,13 +404,15 @@ impl<'a> Supervisor<'a> {
     fn restart_failed(&mut self, code: i32, what: String, error: Option<anyhow::Error>) -> State {
         let failure = Failure { is_resumed: self.began_from.is_some(), ..Failure::default() };
         let what = format!("it cannot be restarted: {what}");
-        self.failed(&failure, &what, code, error, self.begin_measured())
+        self.failed(&failure, None, &what, code, error, self.begin_measured())
     }
 
-    /// The job failed: `what` says how. `code` and `error` end the run if the job is not restarted.
+    /// The job failed: `what` says how. `code` and `error` end the run if the job is not restarted. A step back leads
+    /// to `older`.
     fn failed(
         &mut self,
         failure: &Failure,
+        older: Option<OlderSnapshot>,
         what: &str,
         code: i32,
         error: Option<anyhow::Error>,
@@ -421,7 +425,7 @@ impl<'a> Supervisor<'a> {
             Next::GiveUp(reason) => return self.give_up(reason, what, code, error),
             Next::Again(wait) => wait,
             Next::StepBack(wait) => {
-                self.older_than = self.older_ones().map(|(first, _)| first);
+                self.older_than = older.map(|older| older.left_out);
                 wait
             }
         };
@@ -458,27 +462,17 @@ impl<'a> Supervisor<'a> {
         State::Over(Ok(code))
     }
 
-    /// How much older the snapshot is to which a step back leads.
-    fn next_older_by(&self) -> Option<Duration> {
-        let began_from = self.began_from.as_ref()?;
-        let (_, older) = self.older_ones()?;
-        Some(Duration::from_millis(began_from.taken_unix_ms.saturating_sub(older?.taken_unix_ms)))
-    }
-
-    /// The oldest snapshot that a step back leaves out, and the one to which it leads: the next older one than that from
-    /// which the session was resumed. From a doubtful one, it is the next older one that is not, if there is one.
-    fn older_ones(&self) -> Option<(SnapshotId, Option<Manifest>)> {
-        let began_from = self.began_from.as_ref()?;
+    /// Where a step back leads from the snapshot from which the session was resumed.
+    fn older_one(&self) -> Option<OlderSnapshot> {
         let OpenedJob { dir, store, .. } = &self.context.opened;
-        let candidates = of_present_run(dir, store).unwrap_or_default();
-        let marks = dir.marks().unwrap_or_default();
-        let is_older = |id: &&SnapshotId| id.sequence() < began_from.id.sequence() && !marks.is_bad(id);
-        let older = candidates.iter().rev().filter(is_older);
-        let older: Vec<_> = older.filter_map(|id| store.manifest(id).ok()).collect();
-        let sound = older.iter().position(|manifest| !manifest.is_doubtful());
-        let left_out = sound.filter(|_| began_from.is_doubtful()).unwrap_or(0);
-        let first = left_out.checked_sub(1).map_or(began_from, |last| &older[last]).id.clone();
-        Some((first, older.into_iter().nth(left_out)))
+        let is_second = self.policy.has_stepped_back();
+        older_one(
+            &of_present_run(dir, store).ok()?,
+            self.began_from.as_ref()?,
+            &dir.marks().unwrap_or_default(),
+            if is_second { FAILURE_LATENCY } else { Duration::ZERO },
+            |id| store.manifest(id).ok(),
+        )
     }
 
     /// The oldest snapshot of the run that was taken after the job began to hang.

@@ -37,7 +37,8 @@ pub struct Failure {
     pub ran_for: Duration,
     /// When its last snapshot was taken that is not doubtful, counted from the begin of the session.
     pub saved_after: Option<Duration>,
-    /// Whether it was resumed from a doubtful snapshot: a process of the job had failed before.
+    /// Whether it was resumed from a doubtful snapshot, before which a process of the job had failed, and an older one is
+    /// not doubtful.
     pub is_doubtful: bool,
     /// How much older the next older snapshot is than the one that it was resumed from; `None` if there is none. Of a
     /// doubtful one: the next that is not.
@@ -126,6 +127,11 @@ impl Policy {
             }
             _ => Next::GiveUp(Some(self.no_progress(failure))),
         }
+    }
+
+    /// Whether the latest step was one to an older snapshot, which did not help yet.
+    pub(super) fn has_stepped_back(&self) -> bool {
+        self.steps_back > 0
     }
 
     /// The cause may be fixed meanwhile; an older snapshot would discard work.

@@ -5,6 +5,7 @@ pub mod background;
 pub mod deadline;
 pub mod descriptor_limit;
 pub mod error;
+pub mod exit_status;
 pub mod gpus;
 pub mod host;
 pub mod memory;

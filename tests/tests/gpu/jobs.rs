@@ -1,14 +1,14 @@
 //! Programs with GPU state under ckpt-run: saved, killed at random moments, resumed, with the same output as if
 //! nothing had happened.
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
 use crate::gpu_job::{GpuJob, few_kills, kills, library, steps};
 use ckpt_run_tests::file_systems::{in_namespaces, inner_directory};
 use ckpt_run_tests::gpu::{Gpu, built, cuda_program, example, libcuda_dir};
-use ckpt_run_tests::{Running, Sandbox, until};
+use ckpt_run_tests::{Running, Sandbox, python, until};
 
 /// The example, which prints a line every ten rounds.
 fn legacy_job(rounds: u32, rest_ms: u32) -> GpuJob {
@@ -182,6 +182,7 @@ fn a_job_that_computes_without_its_gpu_is_left_alone() {
         assert!(!running.has_ended(), "{}", running.said());
         std::thread::sleep(Duration::from_millis(50));
     }
+    running.until("a snapshot", || job.sandbox.read("messages").contains(" saved: ").then_some(()));
     std::fs::remove_file(compute).expect("it computed");
     job.full_speed();
     assert_eq!(running.wait(), 0, "{}", running.said());
@@ -637,7 +638,7 @@ fn unchanged_memory_is_not_read() {
 /// The job continues after each checkpoint with the same results.
 #[test]
 fn a_checkpoint_does_not_change_what_a_job_computes() {
-    let job = legacy_job(150, 15);
+    let job = legacy_job(450, 15);
     let mut running = job.start();
     running.until_answering(&job.sandbox);
     for _ in 0..3 {
@@ -648,10 +649,46 @@ fn a_checkpoint_does_not_change_what_a_job_computes() {
     assert_eq!(job.output(), job.unbroken());
 }
 
+/// Starts a rank, and waits for it when there is the file `reap`.
+const WAITS_FOR_A_RANK: &str = r#"
+import os, subprocess, sys, time
+rank = subprocess.Popen(sys.argv[1:])
+while not os.path.exists("reap"): time.sleep(0.02)
+rank.wait()
+open("reaped", "w").close()
+while True: time.sleep(0.02)
+"#;
+
+/// A rank was killed, and its launcher, which has waited for it, is about to end: its snapshots are doubtful, although no
+/// ended process is in them.
+#[test]
+fn snapshots_without_a_rank_that_was_killed_are_doubtful() {
+    let job = GpuJob::new(|gpu, sandbox| {
+        let mut command = gpu.command(python());
+        command.args(["-I", "-S", "-c", WAITS_FOR_A_RANK]);
+        command.arg(gpu.compile(&cuda_program("vmm.c"), sandbox.path())).arg(steps());
+        command
+    });
+    job.slow_down();
+    let running = job.start_and_save();
+    let failed = |id: &str| job.sandbox.json(["show", id, "--json"])["failed_process"].take();
+    let good = running.checkpoint(&job.sandbox);
+    assert!(failed(&good).is_null());
+    let name = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let rank = running.descendants().into_iter().find(|pid| name(*pid) == "vmm\n").expect("a rank");
+    kill_process(Pid::from_raw(rank).expect("a PID"), Signal::KILL).expect("it is there");
+    let state = || std::fs::read_to_string(format!("/proc/{rank}/stat")).unwrap_or_default();
+    until("the end of the rank", || state().contains(") Z ").then_some(()));
+    std::fs::write(job.sandbox.path().join("reap"), "").expect("a file");
+    until("its parent", || job.sandbox.path().join("reaped").exists().then_some(()));
+    let doubtful = failed(&running.checkpoint(&job.sandbox));
+    assert_eq!((&doubtful["code"], &doubtful["name"]), (&137.into(), &"vmm".into()), "{}", running.said());
+}
+
 /// Without the interposer a process with GPU state cannot be saved: the checkpoint is refused, and the job continues.
 #[test]
 fn without_the_interposer_a_checkpoint_is_refused() {
-    let job = legacy_job(100, 15);
+    let job = legacy_job(450, 15);
     let mut running = job.sandbox.start_command("job", job.command("off"));
     running.until_answering(&job.sandbox);
     job.until_more_lines(&mut running, 1);
