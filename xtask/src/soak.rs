@@ -2,7 +2,7 @@
 //! `--chaos`, faults of all kinds at once.
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 
@@ -67,14 +67,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(time) = args.chaos {
         soak.env("CKPT_TEST_CHAOS_S", time.as_secs().to_string());
     }
-    if let Some(seed) = args.seed {
-        let name = match args.chaos {
-            Some(_) => "CKPT_TEST_CHAOS_SEED",
-            None if args.files => "CKPT_TEST_FILES_SEED",
-            None => "CKPT_TEST_SOAK_SEED",
-        };
-        soak.env(name, seed.to_string());
-    }
+    let seed = match args.chaos {
+        Some(_) => "CKPT_TEST_CHAOS_SEED",
+        None if args.files => "CKPT_TEST_FILES_SEED",
+        None => "CKPT_TEST_SOAK_SEED",
+    };
+    soak.env(seed, args.seed.unwrap_or_else(new_seed).to_string());
     let status = soak.status().context("could not start cargo test")?;
     Ok(process::exit_code(status))
+}
+
+fn new_seed() -> u64 {
+    let now = UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+    u64::try_from(now % 1_000_000_007).map_or(1, |seed| seed + 1)
 }

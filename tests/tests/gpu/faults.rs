@@ -598,8 +598,7 @@ fn a_driver_that_hangs_or_crashes_in_a_checkpoint() {
     for (call, action) in CYCLE.iter().flat_map(|call| [(call, "hang"), (call, "crash")]) {
         job.goes_on(&mut running);
         job.fail(&format!("{call}:1={action}"));
-        job.sandbox.call(["checkpoint"]);
-        assert_ne!(running.wait(), 0, "{call}={action}: {}", running.said());
+        assert_ne!(job.is_ended_by_a_checkpoint(&mut running), 0, "{call}={action}: {}", running.said());
         if action == "hang" {
             assert!(running.said().contains("--gpu-timeout"), "{call}: {}", running.said());
         }
@@ -663,8 +662,10 @@ fn a_process_that_is_stopped_in_a_checkpoint_is_not_lost() {
     let job = Job::steady("2").with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
     job.arm("detach-gate=stop");
-    job.sandbox.call(["checkpoint"]);
-    assert!(job.is_there("points.stopped"), "{}", running.said());
+    until("a process that is stopped", || {
+        job.sandbox.call(["checkpoint"]);
+        job.is_there("points.stopped").then_some(())
+    });
     // Longer than both limits: a loss would have ended the job by then.
     std::thread::sleep(Duration::from_secs(5));
     job.disarm();
@@ -682,7 +683,10 @@ fn a_job_whose_driver_hangs_is_restarted() {
     job.saves(&running);
     job.goes_on(&mut running);
     job.fail("cuCheckpointProcessCheckpoint:1=hang");
-    job.sandbox.call(["checkpoint"]);
+    until("a call that hangs", || {
+        job.sandbox.call(["checkpoint"]);
+        (!job.failed().is_empty()).then_some(())
+    });
     job.disarm();
     running.until("a restart", || (job.status()["restarts"].as_u64() == Some(1)).then_some(()));
     job.goes_on(&mut running);

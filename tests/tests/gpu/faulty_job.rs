@@ -201,6 +201,16 @@ impl Job {
         until("a checkpoint", || self.try_checkpoint(job).ok());
     }
 
+    /// Asks for checkpoints until one of them has ended the job. On a busy machine a short `--freeze-timeout` may be over
+    /// before the fault.
+    pub fn is_ended_by_a_checkpoint(&self, job: &mut Running) -> i32 {
+        until("a checkpoint that ends the job", || {
+            self.sandbox.call(["checkpoint"]);
+            job.has_ended().then_some(())
+        });
+        job.wait()
+    }
+
     pub fn status(&self) -> Value {
         self.sandbox.json(["status", "--json"])[0].take()
     }

@@ -347,8 +347,7 @@ fn a_store_that_never_answers_ends_a_job_that_needs_it() {
     running.until("all memory is written", || job.is_there("filled").then_some(()));
     job.saves(&running);
     job.fail(NOT_PARKED);
-    job.sandbox.call(["checkpoint"]);
-    assert_eq!(running.wait(), LAUNCHER_FAILED, "{}", running.said());
+    assert_eq!(job.is_ended_by_a_checkpoint(&mut running), LAUNCHER_FAILED, "{}", running.said());
     assert!(running.said().contains("the store has not answered while"), "{}", running.said());
     job.remove("points.hold");
     job.disarm();

@@ -234,7 +234,7 @@ fn ranks_that_wait_on_the_host_for_parked_ones_run_on_unharmed() {
 fn ranks_on_one_gpu_are_refused_and_run_on() {
     let job = GpuJob::new(|gpu, _| {
         let mut command = gpu.command(built("train-mlp"));
-        command.args(["--ranks", "2", "--steps", "60", "--rest-ms", "40"]).env("SIMCUDA_DEVICES", "1");
+        command.args(["--ranks", "2", "--steps", "200", "--rest-ms", "40"]).env("SIMCUDA_DEVICES", "1");
         command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
         command
     });

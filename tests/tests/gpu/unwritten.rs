@@ -103,7 +103,7 @@ fn killed_or_failed_while_memory_is_looked_through() {
         job.arm(&format!("{point}=panic"));
         job.is_refused(&running, "the interposer made a mistake");
         job.arm(&format!("{point}=delay:1500"));
-        running.checkpoint(&job.sandbox);
+        job.saves(&running);
         job.disarm();
         job.ends_right(&mut running);
 
