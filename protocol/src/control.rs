@@ -41,7 +41,7 @@ pub enum Reply {
     /// Progress of the checkpoint.
     Progress(Progress),
     /// The snapshot is durable.
-    Checkpointed(Saved),
+    Checkpointed(Box<Saved>),
     /// The status of the job.
     Status(Box<JobStatus>),
     /// The job has ended.
@@ -86,11 +86,17 @@ pub struct Saved {
     /// Bytes that it added to the store, if known; the rest was stored already.
     #[serde(default)]
     pub stored_bytes: Option<u64>,
+    /// Bytes that were not in the store before, uncompressed, if known.
+    #[serde(default)]
+    pub changed_bytes: Option<u64>,
     /// Bytes that were not read, since they were known to be unchanged.
     #[serde(default)]
     pub unread_bytes: u64,
     /// How long the job was frozen, seconds.
     pub stall_s: f64,
+    /// What that time went into; `None` from older launchers.
+    #[serde(default)]
+    pub stall_phases: Option<Box<StallPhases>>,
     /// What it took until all ranks of NCCL stood at the same step; `None` if no process had a communicator.
     #[serde(default)]
     pub cut: Option<Box<CutTime>>,
@@ -107,6 +113,63 @@ pub struct Saved {
     /// Files of the job that a resume could not put back, with the reason.
     #[serde(default)]
     pub uncovered_files: BTreeMap<String, String>,
+}
+
+/// What the pause of a job for a snapshot consists of, microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StallPhases {
+    /// Rounds of the pre-copy, between which the job runs (`--precopy`).
+    pub precopy_us: u64,
+    /// Ranks of NCCL were parked, until all of them stood at the same step.
+    pub cut_us: u64,
+    /// The agents took device memory off the GPUs.
+    pub detach_us: u64,
+    /// CRIU froze the processes and copied their memory.
+    pub dump_us: u64,
+    /// ckpt-run recorded what CRIU does not save: files, sockets, shared memory.
+    pub record_us: u64,
+    /// The node waited for the other nodes of the job.
+    pub nodes_us: u64,
+    /// The agents put device memory back.
+    pub attach_us: u64,
+}
+
+impl StallPhases {
+    /// The phases with their names, in the order in which they occur.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, u64); 7] {
+        [
+            ("precopy", self.precopy_us),
+            ("cut", self.cut_us),
+            ("detach", self.detach_us),
+            ("dump", self.dump_us),
+            ("record", self.record_us),
+            ("nodes", self.nodes_us),
+            ("attach", self.attach_us),
+        ]
+    }
+
+    /// The whole pause.
+    #[must_use]
+    pub fn sum_us(&self) -> u64 {
+        self.named().iter().map(|(_, us)| us).fold(0, |sum, us| sum.saturating_add(*us))
+    }
+
+    /// Adds another pause.
+    pub fn add(&mut self, other: &Self) {
+        for (sum_us, us) in [
+            (&mut self.precopy_us, other.precopy_us),
+            (&mut self.cut_us, other.cut_us),
+            (&mut self.detach_us, other.detach_us),
+            (&mut self.dump_us, other.dump_us),
+            (&mut self.record_us, other.record_us),
+            (&mut self.nodes_us, other.nodes_us),
+            (&mut self.attach_us, other.attach_us),
+        ] {
+            *sum_us = sum_us.saturating_add(us);
+        }
+    }
 }
 
 /// What a consistent cut has taken.

@@ -76,6 +76,10 @@ pub struct Manifest {
     /// Bytes that it added to the store; the rest was shared with older snapshots. Unknown in version 1 of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
+    /// The content of which the store had no copy before, bytes, uncompressed: what has changed since older snapshots. Not
+    /// in snapshots of older builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed_bytes: Option<u64>,
     /// Every data file of the snapshot.
     pub files: Vec<DataFile>,
 }
@@ -181,9 +185,28 @@ pub struct ProcessTree {
     pub socket_options: Vec<SocketOptions>,
     /// The interposer's agents, which reconnect when the job continues.
     pub agents: Option<AgentsRecord>,
+    /// Memory of each process except the reaper, by its ID. Not in snapshots of older builds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<ProcessMemory>,
     /// The directory in which the reaper's program was; absent in snapshots of older builds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub private_dir: Option<String>,
+}
+
+/// How much memory a process had when it was frozen. For people: nothing depends on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessMemory {
+    /// Its PID in the job's PID namespace.
+    pub pid: i32,
+    /// The name of its program, at most 15 bytes; bytes that are not UTF-8 are replaced.
+    pub name: String,
+    /// Anonymous memory, also swapped or in huge pages, bytes.
+    pub private_bytes: u64,
+    /// Pages of shared memory in its page table, bytes. Those of several processes count for each of them.
+    pub shared_bytes: u64,
+    /// Device memory that ckpt-run saves, bytes.
+    #[serde(default)]
+    pub device_bytes: u64,
 }
 
 /// The agents that disconnected for the snapshot.
@@ -416,6 +439,7 @@ impl Manifest {
             gpu: Vec::new(),
             failed_process: None,
             stored_bytes: None,
+            changed_bytes: None,
             files: Vec::new(),
         }
     }

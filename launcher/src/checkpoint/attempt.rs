@@ -9,11 +9,12 @@
 //!
 //! Attempts run one after another, so that the mirrors of device memory do not change while they are stored.
 
-use crate::agents::{Agents, Prepared, QuiesceError};
+use crate::agents::{Agents, GpuState, Prepared, QuiesceError};
 use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
 use crate::checkpoint::dump::{Dumped, Frozen, Outputs};
 use crate::checkpoint::nodes::PartAttempt;
+use crate::checkpoint::stall::{self, MeasuredPhases};
 use crate::criu::{ImageError, Pagemap, chunk_ends, failed_processes};
 use crate::files::capture::Capture;
 use crate::files::held;
@@ -29,8 +30,8 @@ use crate::store::tiers;
 use crate::sys::host;
 use ckpt_protocol::control::{CutTime, Phase, Saved};
 use ckpt_snapshot::{
-    AgentsRecord, Cancellable, CutRecord, Input, Manifest, OpenError, ProcessTree, ReadError, RelPath,
-    SaveError, SnapshotId, SnapshotWriter, Source, faults,
+    AgentsRecord, Cancellable, CutRecord, Input, Manifest, OpenError, ProcessMemory, ProcessTree, ReadError,
+    RelPath, SaveError, SnapshotId, SnapshotWriter, Source, faults,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -218,11 +219,12 @@ impl Attempt<'_> {
         // Those that their parents have waited for.
         failed.extend(self.parts.job.agents.iter().flat_map(Agents::take_failed));
         dumped.failed_process = history.failures.note(failed, Instant::now());
+        let phases = dumped.phases;
         let (manifest, unread_bytes) = self.persist(id, writer, dumped, &copies, &inventory)?;
         self.await_commit(&manifest)?;
         let uncovered_files = inventory.uncovered.clone();
         history.files.committed(&manifest, inventory);
-        let saved = self.saved(&manifest, unread_bytes, in_memory, uncovered_files);
+        let saved = self.saved(&manifest, phases, unread_bytes, in_memory, uncovered_files);
         self.parts.status.saved(&saved);
         history.has_garbage |= self.committed(history, &manifest.id, in_memory);
         Ok(saved)
@@ -232,6 +234,7 @@ impl Attempt<'_> {
     fn saved(
         &self,
         manifest: &Manifest,
+        phases: MeasuredPhases,
         unread_bytes: u64,
         in_memory: bool,
         uncovered_files: BTreeMap<String, String>,
@@ -240,8 +243,10 @@ impl Attempt<'_> {
             id: manifest.id.to_string(),
             bytes: manifest.data_bytes(),
             stored_bytes: manifest.stored_bytes,
+            changed_bytes: manifest.changed_bytes,
             unread_bytes,
             stall_s: manifest.stall_s,
+            stall_phases: Some(Box::new(stall::phases(phases, manifest.stall_s))),
             cut: cut_time(manifest),
             durable_s: self.begun.elapsed().as_secs_f64(),
             taken_unix_ms: manifest.taken_unix_ms,
@@ -389,7 +394,7 @@ impl Attempt<'_> {
             .cut
             .map(|cut| CutRecord { duration_s: cut.duration.as_secs_f64(), attempts: cut.attempts });
         let (part, failed_process) = (self.part_record(&dumped.frozen), dumped.failed_process);
-        let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents);
+        let manifest = self.manifest(id, dumped.frozen, dumped.stall_s, dumped.agents, &dumped.gpu);
         let inventory = Some(list_path);
         let manifest = Manifest { part, cut, gpu: processes, inventory, failed_process, ..manifest };
         if let Some(claim) = self.parts.ownership.claimed_elsewhere() {
@@ -410,6 +415,7 @@ impl Attempt<'_> {
         frozen: Frozen,
         stall_s: f64,
         agents: Option<AgentsRecord>,
+        gpu: &[GpuState],
     ) -> Manifest {
         let (survey, descriptors) = (frozen.survey, frozen.descriptors);
         Manifest {
@@ -430,6 +436,7 @@ impl Attempt<'_> {
                 event_counters: descriptors.event_counters,
                 socket_options: descriptors.socket_options,
                 agents,
+                processes: with_device_memory(survey.processes, self.parts.job.root_pid, gpu),
                 private_dir: Some(self.parts.job.namespace.private_dir().to_owned()),
             },
             stdio: frozen.stdio,
@@ -442,6 +449,23 @@ impl Attempt<'_> {
             ..Manifest::new(id, self.parts.identity.clone())
         }
     }
+}
+
+/// The memory of the job's processes, without the reaper.
+fn with_device_memory(
+    mut processes: Vec<ProcessMemory>,
+    root_pid: i32,
+    gpu: &[GpuState],
+) -> Vec<ProcessMemory> {
+    processes.retain(|process| process.pid != root_pid);
+    for state in gpu {
+        let pid = state.process.pid.and_then(|pid| i32::try_from(pid).ok());
+        if let Some(process) = processes.iter_mut().find(|process| Some(process.pid) == pid) {
+            let bytes = state.report.regions.iter().map(|region| region.bytes);
+            process.device_bytes = bytes.fold(0, u64::saturating_add);
+        }
+    }
+    processes
 }
 
 fn cut_time(manifest: &Manifest) -> Option<Box<CutTime>> {

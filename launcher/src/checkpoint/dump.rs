@@ -6,6 +6,7 @@ use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError};
 use crate::checkpoint::checkpointer::CheckpointerParts;
 use crate::checkpoint::diagnose;
 use crate::checkpoint::precopy::{MergedPages, Precopied};
+use crate::checkpoint::stall::MeasuredPhases;
 use crate::checkpoint::storing::Storing;
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, EmptyMessagesError, Options, Session, SessionError,
@@ -77,6 +78,10 @@ pub(super) struct Dumped {
     pub(super) merged: HashMap<String, MergedPages>,
     pub(super) frozen: Frozen,
     pub(super) stall_s: f64,
+    /// What that consists of.
+    pub(super) phases: MeasuredPhases,
+    /// How long this node has waited for others before the dump. The processes ran, but without their agents.
+    blocked: Duration,
     pub(super) agents: Option<AgentsRecord>,
     /// What the cut has taken, if a process has a communicator of NCCL.
     pub(super) cut: Option<CutCost>,
@@ -96,6 +101,36 @@ enum DumpError {
     Store(AttemptError),
     /// CRIU's dump failed.
     Session(SessionError),
+}
+
+/// What is known and recorded at the stages of a dump.
+struct Stages<'a> {
+    images: &'a StagedDir,
+    shm: &'a StagedDir,
+    criu_pid: i32,
+    deadline: Instant,
+    /// Since CRIU has frozen the job.
+    state: DescriptorState,
+    /// Since its last stage.
+    frozen: Option<Frozen>,
+    /// Messages that a resume would lose, if the dump was refused for them.
+    unreceived: Option<String>,
+    phases: MeasuredPhases,
+}
+
+impl<'a> Stages<'a> {
+    fn new(images: &'a StagedDir, shm: &'a StagedDir, criu_pid: i32, deadline: Instant) -> Self {
+        Self {
+            images,
+            shm,
+            criu_pid,
+            deadline,
+            state: DescriptorState::default(),
+            frozen: None,
+            unreceived: None,
+            phases: MeasuredPhases::default(),
+        }
+    }
 }
 
 /// What a dump writes to beside CRIU's images.
@@ -187,9 +222,12 @@ impl Attempt<'_> {
         let cut = self.reach_cut(agents)?;
         let begun = cut.parked_since;
         let deadline = begun + self.freeze_timeout;
-        let left = deadline.saturating_duration_since(Instant::now());
+        let (parked, detaching) = (begun.elapsed(), Instant::now());
+        let left = deadline.saturating_duration_since(detaching);
         let away = self.detach(agents, left, outputs.storing)?;
+        let detach = detaching.elapsed();
         let result = self.dump(id, staging, work, (tries, precopied), deadline, outputs.files);
+        let attaching = Instant::now();
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
             self.call_back(agents, &away);
         } else {
@@ -199,10 +237,19 @@ impl Attempt<'_> {
         let pids = away.processes().filter_map(|process| process.pid).collect();
         let socket = agents.path().to_string_lossy().into_owned();
         let record = AgentsRecord { attempt: away.attempt(), pids, socket };
+        let attach = attaching.elapsed();
         let stall_s = begun.elapsed().as_secs_f64();
         let gpu = away.gpu().to_vec();
         let cut = cut.cost;
-        Ok(result.map(|dumped| Dumped { agents: Some(record), cut, gpu, stall_s, ..dumped })?)
+        let dumped = result?;
+        let phases = MeasuredPhases {
+            cut: parked,
+            detach,
+            attach,
+            nodes: dumped.phases.nodes + dumped.blocked,
+            ..dumped.phases
+        };
+        Ok(Dumped { agents: Some(record), cut, gpu, stall_s, phases, ..dumped })
     }
 
     /// Detaches all agents. The memory of processes without a mirror is stored meanwhile.
@@ -253,28 +300,17 @@ impl Attempt<'_> {
     ) -> Result<Dumped, SessionError> {
         let images = staging.subdir(&format!("images-{id}-{tries}"))?;
         let shm = staging.subdir(&format!("shm-{id}-{tries}"))?;
+        let blocking = Instant::now();
         self.block_connections()?;
+        let blocked = blocking.elapsed();
         let (session, options) = self.start_dump(&images, work, tries, deadline)?;
         let parent_img = precopied.map(Precopied::parent);
         let options = Options { track_mem: parent_img.as_ref().map(|_| true), parent_img, ..options };
         let criu_pid = session.process().pid;
-        let (mut frozen, mut unreceived, mut state) = (None, None, DescriptorState::default());
-        let result = session.dump(options, deadline, &mut |stage| {
-            tracing::trace!("CRIU is at {stage}");
-            self.hit(&format!("dump-{stage}"), criu_pid).map_err(|error| error.to_string())?;
-            if stage == FROZEN {
-                self.look_for_library(criu_pid);
-                state = self.descriptor_state(deadline)?;
-            }
-            if stage == "post-dump" {
-                self.refuse_lost_messages(&images, &state.queues, &mut unreceived)?;
-                files.touch(tracking::next(&self.parts.job.namespace, files.next_record()));
-                let mut record = self.record_frozen(&images, &shm, &state, files, deadline)?;
-                self.cross_barriers(&mut record)?;
-                frozen = Some(record);
-            }
-            Ok(())
-        });
+        let mut stages = Stages::new(&images, &shm, criu_pid, deadline);
+        stages.phases.precopy = seconds(precopied.map_or(0.0, Precopied::stall_s));
+        let result = session.dump(options, deadline, &mut |stage| self.at_stage(stage, files, &mut stages));
+        let Stages { frozen, unreceived, phases, .. } = stages;
         if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
             self.kill_late_criu(criu_pid);
         }
@@ -295,12 +331,38 @@ impl Attempt<'_> {
             merged,
             frozen,
             stall_s: stall_s + precopied.map_or(0.0, Precopied::stall_s),
+            phases,
+            blocked,
             agents: None,
             cut: None,
             gpu: Vec::new(),
             failed_process: None,
             _staging: Arc::clone(staging),
         })
+    }
+
+    /// CRIU has stopped at a stage of the dump.
+    fn at_stage(&self, stage: &str, files: &mut Capture, stages: &mut Stages<'_>) -> Result<(), String> {
+        tracing::trace!("CRIU is at {stage}");
+        self.hit(&format!("dump-{stage}"), stages.criu_pid).map_err(|error| error.to_string())?;
+        let begun = Instant::now();
+        if stage == FROZEN {
+            self.look_for_library(stages.criu_pid);
+            stages.state = self.descriptor_state(stages.deadline)?;
+            stages.phases.record = begun.elapsed();
+        }
+        if stage == "post-dump" {
+            let Stages { images, shm, deadline, state, unreceived, phases, .. } = stages;
+            self.refuse_lost_messages(images, &state.queues, unreceived)?;
+            files.touch(tracking::next(&self.parts.job.namespace, files.next_record()));
+            let mut record = self.record_frozen(images, shm, state, files, *deadline)?;
+            phases.record += begun.elapsed();
+            let waiting = Instant::now();
+            self.cross_barriers(&mut record)?;
+            phases.nodes = waiting.elapsed();
+            stages.frozen = Some(record);
+        }
+        Ok(())
     }
 
     /// What CRIU does not save of the job's descriptors.
@@ -545,6 +607,11 @@ pub(super) fn frozen_s(work: &StagedDir) -> Result<f64, SessionError> {
     let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
         .map_err(|error| SessionError::Stage(error.to_string()))?;
     Ok(Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64())
+}
+
+/// A duration that CRIU has measured.
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
 /// What CRIU has logged in its working directory.

@@ -10,4 +10,5 @@ pub mod injected;
 pub mod nodes;
 pub mod precopy;
 pub mod running_job;
+pub mod stall;
 pub mod storing;

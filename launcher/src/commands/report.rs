@@ -1,14 +1,16 @@
 //! `ckpt-run report`: what a job's time went into, as text, JSON or a web page.
 
 mod html;
+mod memory;
 
 use super::jobs::one_job;
 use super::print;
 use crate::cli::config::Config;
 use crate::job::status::unix_ms;
-use crate::job::times::{self, Class, Times};
+use crate::job::times::{self, Class, Times, Totals};
 use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow};
+use memory::Memory;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,7 +32,11 @@ struct Report {
     effective_ratio: Option<f64>,
     #[serde(flatten)]
     times: Times,
+    memory: Option<Memory>,
 }
+
+/// The part of pauses of which earlier versions have not recorded what it went into.
+const UNKNOWN: &str = "unknown";
 
 /// Prints the report of a job, or writes it `to` a file.
 ///
@@ -50,6 +56,7 @@ pub fn report(config: &Config, named: Option<&str>, json: bool, to: Option<&Path
         read_unix_ms,
         whole_ms: times.whole_ms(),
         effective_ratio: times.effective_ratio(),
+        memory: Memory::newest(config, &job, &times.snapshots),
         times,
     };
     let text = match (json, to) {
@@ -75,6 +82,41 @@ fn meaning(class: Class) -> &'static str {
         Class::Hang => "hung, until the watchdog ended it",
         Class::Away => "no launcher was running",
     }
+}
+
+/// The phases of the pauses that took any time, in microseconds, and what is unknown.
+fn phases(totals: &Totals) -> Vec<(&'static str, u64)> {
+    let unknown_us = totals.stall_us.saturating_sub(totals.stall_phases.sum_us());
+    let all = totals.stall_phases.named().into_iter().chain([(UNKNOWN, unknown_us)]);
+    all.filter(|(_, us)| *us > 0).collect()
+}
+
+/// What happens in a phase of a pause, for people.
+fn phase_meaning(phase: &str) -> &'static str {
+    match phase {
+        "precopy" => "memory was marked for a copy before the dump (--precopy)",
+        "cut" => "ranks of NCCL waited until all of them stood at the same step",
+        "detach" => "device memory was taken off the GPUs",
+        "dump" => "CRIU froze the processes and copied their memory",
+        "record" => "ckpt-run recorded files, sockets and shared memory",
+        "nodes" => "this node waited for the others",
+        "attach" => "device memory was put back on the GPUs",
+        _ => "it is not known: an earlier version took these snapshots",
+    }
+}
+
+/// What was written to the store, against what had changed.
+fn stored(totals: &Totals) -> String {
+    let Totals { snapshots, bytes, changed_bytes, changed_stored_bytes, stored_bytes, .. } = *totals;
+    let [bytes, changed, written] = [bytes, changed_bytes, stored_bytes].map(print::bytes);
+    let snapshots = print::count(snapshots, "snapshot");
+    if changed_bytes == 0 {
+        return format!("{snapshots} of {bytes}: {written} were written to the store");
+    }
+    let ratio = percent(changed_stored_bytes as f64 / changed_bytes as f64);
+    format!(
+        "{snapshots} of {bytes}: {changed} had changed, {written} were written to the store ({ratio} of what had changed)"
+    )
 }
 
 /// The classes in one line; `None` without time.
@@ -104,6 +146,7 @@ fn summary(report: &Report) -> String {
     lines.extend(print::columns(&["CLASS", "TIME", "SHARE", "THE JOB WAS"], rows.into()));
     lines.push(String::new());
     lines.push(kept(times));
+    lines.extend(costs(report));
     if let Some(late) = times.late_ranks.last() {
         let count = print::count(times.late_ranks.len() as u64, "time");
         lines.push(format!("{count}, a rank did nothing while others waited for it; last: {}", late.what));
@@ -115,6 +158,30 @@ fn summary(report: &Report) -> String {
     }
     lines.push("-o FILE writes a web page with charts".to_owned());
     lines.join("\n") + "\n"
+}
+
+/// What the snapshots cost: pauses by phase, bytes in the store, and memory by process.
+fn costs(report: &Report) -> Vec<String> {
+    let totals = &report.times.totals;
+    if totals.snapshots == 0 {
+        return Vec::new();
+    }
+    let row = |(name, us): (&'static str, u64)| {
+        let share = percent(us as f64 / totals.stall_us.max(1) as f64);
+        vec![name.to_owned(), pause(us), share, phase_meaning(name).to_owned()]
+    };
+    let rows: Vec<_> = phases(totals).into_iter().map(row).collect();
+    let mut lines = vec![stored(totals)];
+    if !rows.is_empty() {
+        lines.push(String::new());
+        lines.extend(print::columns(&["PAUSE", "TIME", "SHARE", "SINCE"], rows));
+    }
+    if let Some(memory) = &report.memory {
+        lines.push(String::new());
+        lines.extend(memory.lines());
+    }
+    lines.push(String::new());
+    lines
 }
 
 /// What the snapshots were worth.
@@ -130,6 +197,14 @@ fn kept(times: &Times) -> String {
 
 fn percent(ratio: f64) -> String {
     format!("{:.1} %", ratio * 100.0)
+}
+
+/// A pause, or a part of one: `0.3 ms`, `1.20 s`.
+fn pause(us: u64) -> String {
+    match us {
+        0..1_000_000 => format!("{:.1} ms", us as f64 / 1000.0),
+        _ => span((us + 500) / 1000),
+    }
 }
 
 /// A duration with the digits that matter: `0.25 s`, `42 s`, `3m 20s`, `2d 4h`.
@@ -149,6 +224,7 @@ fn span(ms: u64) -> String {
 mod tests {
     use super::*;
     use crate::job::times::{LateRank, Segment, Session, SessionEnding, Snapshot};
+    use ckpt_protocol::control::StallPhases;
 
     /// A job of 100 s that was saved twice and failed once, with names that try to be markup.
     pub(super) fn example() -> Report {
@@ -165,13 +241,17 @@ mod tests {
             host: Some(evil.to_owned()),
             launcher_pid: 7,
         };
+        let stall_phases =
+            StallPhases { detach_us: 50_000, dump_us: 100_000, attach_us: 100_000, ..StallPhases::default() };
         let snapshot = |id: &str, taken_unix_ms| Snapshot {
             id: id.to_owned(),
             taken_unix_ms,
             stall_us: 250_000,
+            stall_phases: Some(stall_phases),
             durable_ms: Some(1200),
             bytes: Some(5_000_000),
             stored_bytes: Some(70_000),
+            changed_bytes: Some(200_000),
             is_in_memory_only: false,
             work_ms: Some(20_000),
         };
@@ -192,6 +272,20 @@ mod tests {
             ],
             command: format!("train {evil}"),
             sessions: vec![session(0, None, 0), session(30_000, Some("000001"), 9500)],
+            totals: Totals {
+                snapshots: 2,
+                stall_us: 500_000,
+                stall_phases: StallPhases {
+                    detach_us: 100_000,
+                    dump_us: 200_000,
+                    attach_us: 200_000,
+                    ..StallPhases::default()
+                },
+                bytes: 10_000_000,
+                changed_bytes: 400_000,
+                changed_stored_bytes: 140_000,
+                stored_bytes: 140_000,
+            },
             snapshots: vec![snapshot("000001", 20_000), snapshot("000002", 39_900)],
             late_ranks: vec![LateRank { found_unix_ms: 25_000, what: format!("rank 3 of {evil}") }],
         };
@@ -203,6 +297,13 @@ mod tests {
             whole_ms: 100_000,
             effective_ratio: Some(0.9),
             times,
+            memory: Some(Memory {
+                snapshot: "000002".to_owned(),
+                processes: vec![
+                    memory::tests::process(12, evil, [3_000_000, 1_000_000, 6_000_000]),
+                    memory::tests::process(11, "sh", [2000, 0, 0]),
+                ],
+            }),
         }
     }
 
@@ -227,12 +328,40 @@ mod tests {
     }
 
     #[test]
+    fn the_summary_has_the_costs_of_snapshots() {
+        let text = summary(&example());
+        for wanted in [
+            "2 snapshots of 10.0 MB: 400.0 kB had changed, 140.0 kB were written to the store (35.0 % of what had changed)",
+            "detach  100.0 ms  20.0 %  device memory was taken off the GPUs",
+            "3.0 MB  1.0 MB  6.0 MB",
+        ] {
+            assert!(text.contains(wanted), "{wanted}: {text}");
+        }
+        assert!(!text.contains("precopy") && !text.contains(UNKNOWN), "{text}");
+        let mut older = example();
+        older.times.totals.stall_phases = StallPhases::default();
+        older.times.totals.changed_bytes = 0;
+        let text = summary(&older);
+        assert!(text.contains("unknown  500.0 ms  100.0 %"), "{text}");
+        assert!(text.contains("2 snapshots of 10.0 MB: 140.0 kB were written"), "{text}");
+        assert_eq!([300, 1_250_000].map(pause), ["0.3 ms", "1.25 s"]);
+    }
+
+    #[test]
     fn json_has_the_documented_fields() {
         let json = serde_json::to_value(example()).unwrap();
         let docs = include_str!("../../../docs/report.md");
         let mut fields: Vec<_> = json.as_object().unwrap().keys().collect();
         for (list, name) in [("timeline", 0), ("sessions", 0), ("snapshots", 0), ("late_ranks", 0)] {
             fields.extend(json[list][name].as_object().unwrap().keys());
+        }
+        for object in [
+            &json["totals"],
+            &json["totals"]["stall_phases"],
+            &json["memory"],
+            &json["memory"]["processes"][0],
+        ] {
+            fields.extend(object.as_object().unwrap().keys());
         }
         for field in fields {
             assert!(docs.contains(&format!("`{field}`")), "docs/report.md does not describe {field}");

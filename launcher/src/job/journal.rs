@@ -2,6 +2,7 @@
 //! `jobs/KEY/journal.jsonl`, the newest last. The file is bounded; nothing depends on it.
 
 use crate::job::status::unix_ms;
+use ckpt_protocol::control::StallPhases;
 use ckpt_snapshot::{JobDir, SnapshotId, open_regular, read_regular, write_atomically};
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
@@ -13,7 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Above this size, the older half of the entries is deleted. An entry of a snapshot takes about 350 bytes.
+/// Above this size, the older half of the entries is deleted. An entry of a snapshot takes about 500 bytes.
 const LIMIT_BYTES: u64 = 4 << 20;
 /// A longer file is not read.
 const MAX_BYTES: u64 = 64 << 20;
@@ -81,15 +82,21 @@ pub struct Measured {
     /// How long the job was paused for the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stall_us: Option<u64>,
+    /// What that time went into.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stall_phases: Option<StallPhases>,
     /// From the begin of the checkpoint until its snapshot was durable, or in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durable_ms: Option<u64>,
     /// The size of the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Bytes that the snapshot added to the store.
+    /// Bytes that the snapshot added to the store, or to memory if it is only there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes: Option<u64>,
+    /// The same before compression: what has changed since older snapshots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changed_bytes: Option<u64>,
     /// The machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,

@@ -14,6 +14,7 @@
 use super::alive;
 use super::journal::{Entry, EventKind, Journal};
 use super::status::unix_ms;
+use ckpt_protocol::control::StallPhases;
 use ckpt_snapshot::JobDir;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -134,16 +135,85 @@ pub struct Snapshot {
     pub taken_unix_ms: u64,
     /// How long the job was paused, microseconds.
     pub stall_us: u64,
+    /// What that time went into; none of earlier versions.
+    pub stall_phases: Option<StallPhases>,
     /// From the begin of the checkpoint until the snapshot was durable, or in memory.
     pub durable_ms: Option<u64>,
     /// Its size.
     pub bytes: Option<u64>,
-    /// Bytes that it added to the store.
+    /// Bytes that it added to the store, or to memory if it is only there.
     pub stored_bytes: Option<u64>,
+    /// The same before compression: what has changed since older snapshots.
+    pub changed_bytes: Option<u64>,
     /// Whether it was never copied from memory to the store, as far as is known.
     pub is_in_memory_only: bool,
     /// The work in it.
     pub work_ms: Option<u64>,
+}
+
+impl Snapshot {
+    fn of(id: String, entry: &Entry) -> Self {
+        let measured = &entry.measured;
+        Self {
+            id,
+            taken_unix_ms: measured.taken_unix_ms.unwrap_or(entry.unix_ms),
+            stall_us: measured.stall_us.unwrap_or(0),
+            stall_phases: measured.stall_phases,
+            durable_ms: measured.durable_ms,
+            bytes: measured.bytes,
+            stored_bytes: measured.stored_bytes,
+            changed_bytes: measured.changed_bytes,
+            is_in_memory_only: entry.kind == EventKind::InMemory,
+            work_ms: None,
+        }
+    }
+
+    /// What was in memory was copied to the store: from now on, that counts as written.
+    fn copied(&mut self, stored_bytes: Option<u64>, changed_bytes: Option<u64>) {
+        self.is_in_memory_only = false;
+        self.stored_bytes = stored_bytes.or(self.stored_bytes);
+        self.changed_bytes = changed_bytes.or(self.changed_bytes);
+    }
+}
+
+/// The cost of all snapshots.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// Number of snapshots.
+    pub snapshots: u64,
+    /// How long the job was paused for them, microseconds.
+    pub stall_us: u64,
+    /// What that time went into, as far as it is known.
+    pub stall_phases: StallPhases,
+    /// Their size.
+    pub bytes: u64,
+    /// What had changed, before compression, of the snapshots of which it is known; without those that are only in memory.
+    pub changed_bytes: u64,
+    /// Bytes that were written to the store for the same snapshots.
+    pub changed_stored_bytes: u64,
+    /// Bytes that were written to the store for all snapshots.
+    pub stored_bytes: u64,
+}
+
+impl Totals {
+    fn of(snapshots: &[Snapshot]) -> Self {
+        let mut totals = Self { snapshots: snapshots.len() as u64, ..Self::default() };
+        for one in snapshots {
+            totals.stall_us += one.stall_us;
+            totals.stall_phases.add(&one.stall_phases.unwrap_or_default());
+            totals.bytes += one.bytes.unwrap_or(0);
+            if one.is_in_memory_only {
+                continue;
+            }
+            let stored_bytes = one.stored_bytes.unwrap_or(0);
+            totals.stored_bytes += stored_bytes;
+            if let Some(changed_bytes) = one.changed_bytes {
+                totals.changed_bytes += changed_bytes;
+                totals.changed_stored_bytes += stored_bytes;
+            }
+        }
+        totals
+    }
 }
 
 /// A rank that did nothing while others waited for it.
@@ -179,6 +249,8 @@ pub struct Times {
     pub sessions: Vec<Session>,
     /// The snapshots, oldest first.
     pub snapshots: Vec<Snapshot>,
+    /// What they have cost.
+    pub totals: Totals,
     /// Ranks that did nothing while others waited for them, oldest first.
     pub late_ranks: Vec<LateRank>,
     /// The most work that the job had done, in whatever session.
@@ -401,20 +473,17 @@ impl Ledger {
     fn saved(&mut self, entry: &Entry) {
         let Some(id) = entry.snapshot.clone() else { return };
         let measured = &entry.measured;
-        let snapshot = Snapshot {
-            id,
-            taken_unix_ms: measured.taken_unix_ms.unwrap_or(entry.unix_ms),
-            stall_us: measured.stall_us.unwrap_or(0),
-            durable_ms: measured.durable_ms,
-            bytes: measured.bytes,
-            stored_bytes: measured.stored_bytes,
-            is_in_memory_only: entry.kind == EventKind::InMemory,
-            work_ms: None,
-        };
+        let snapshot = Snapshot::of(id, entry);
         match self.times.snapshots.iter_mut().rfind(|known| known.id == snapshot.id) {
-            Some(known) if measured.taken_unix_ms.is_none() => known.is_in_memory_only = false,
+            Some(known) if measured.taken_unix_ms.is_none() => {
+                known.copied(measured.stored_bytes, measured.changed_bytes);
+            }
             // The entry of the copy was written before.
-            Some(known) => *known = Snapshot { is_in_memory_only: false, ..snapshot },
+            Some(known) => {
+                let (stored_bytes, changed_bytes) = (known.stored_bytes, known.changed_bytes);
+                *known = snapshot;
+                known.copied(stored_bytes, changed_bytes);
+            }
             None => self.times.snapshots.push(snapshot),
         }
     }
@@ -516,6 +585,7 @@ impl Ledger {
             if self.is_complete { 0 } else { self.work_ms.saturating_sub(newest_ms.unwrap_or(0)) };
         let (ended_unix_ms, furthest_ms) = (self.at_ms, self.furthest_ms);
         let mut times = Times { ended_unix_ms, unsaved_ms, furthest_ms, ..self.times };
+        times.totals = Totals::of(&times.snapshots);
         for class in Class::ALL {
             times.time_ms.entry(class).or_default();
         }
@@ -723,6 +793,57 @@ mod tests {
         let copied = times(&entries, running(5000)).unwrap();
         assert_eq!((copied.snapshots.len(), copied.snapshots[0].is_in_memory_only), (1, false));
         assert_eq!(copied.snapshots[0].stall_us, 100_000);
+    }
+
+    #[test]
+    fn what_a_copy_from_memory_wrote_counts_whatever_comes_first() {
+        let bytes = |stored_bytes, changed_bytes| Measured {
+            stored_bytes: Some(stored_bytes),
+            changed_bytes: Some(changed_bytes),
+            ..Measured::default()
+        };
+        let mut in_memory = saved("1", 3000, 100);
+        in_memory.kind = EventKind::InMemory;
+        in_memory.measured =
+            Measured { stored_bytes: Some(900), changed_bytes: Some(900), ..in_memory.measured };
+        let copy = entry(EventKind::Saved, 4000, bytes(70, 80)).snapshot(Some("1"));
+        let begin = &first()[..2];
+        for both in [[in_memory.clone(), copy.clone()], [copy, in_memory.clone()]] {
+            let entries = [begin, &both].concat();
+            let copied = times(&entries, running(5000)).unwrap();
+            let one = &copied.snapshots[0];
+            assert_eq!((one.stored_bytes, one.changed_bytes, one.bytes), (Some(70), Some(80), Some(5000)));
+            assert_eq!((one.stall_us, one.is_in_memory_only), (100_000, false));
+            assert_eq!((copied.totals.stored_bytes, copied.totals.changed_bytes), (70, 80));
+        }
+        let uncopied = times(&[begin, &[in_memory]].concat(), running(5000)).unwrap();
+        assert_eq!((uncopied.totals.stored_bytes, uncopied.totals.changed_bytes), (0, 0));
+        assert_eq!((uncopied.totals.snapshots, uncopied.totals.bytes), (1, 5000));
+    }
+
+    #[test]
+    fn the_cost_of_all_snapshots_is_added_up() {
+        let mut entries = first();
+        let phases = |dump_us, attach_us| StallPhases { dump_us, attach_us, ..StallPhases::default() };
+        for (id, taken_ms) in [("2", 4000), ("3", 5000)] {
+            let mut one = saved(id, taken_ms, 100);
+            one.measured.stall_phases = Some(phases(70_000, 30_000));
+            (one.measured.stored_bytes, one.measured.changed_bytes) = (Some(20), Some(60));
+            entries.push(one);
+        }
+        // Of an earlier version.
+        entries[2].measured.stored_bytes = Some(7);
+        let totals = times(&entries, running(6000)).unwrap().totals;
+        let wanted = Totals {
+            snapshots: 3,
+            stall_us: 300_000,
+            stall_phases: phases(140_000, 60_000),
+            bytes: 15_000,
+            changed_bytes: 120,
+            changed_stored_bytes: 40,
+            stored_bytes: 47,
+        };
+        assert_eq!(totals, wanted);
     }
 
     #[test]

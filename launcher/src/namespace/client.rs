@@ -9,7 +9,7 @@ use crate::sys::authentic::FileKey;
 use crate::sys::descriptor_limit;
 use crate::sys::privileges::Privileges;
 use crate::sys::runtime_dir::private;
-use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessTree, SocketOptions};
+use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessMemory, ProcessTree, SocketOptions};
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 use std::ffi::OsString;
@@ -110,6 +110,8 @@ pub struct Survey {
     pub memory_bytes: u64,
     /// PIDs of the processes.
     pub pids: Vec<i32>,
+    /// Their memory, by PID, without device memory.
+    pub processes: Vec<ProcessMemory>,
     /// Those of the processes that are not descendants of the job's root: a dump would not contain them.
     pub strays: Vec<i32>,
     /// Number of SysV shared memory segments, semaphores and message queues that a dump would not contain.
@@ -358,8 +360,8 @@ impl Namespace {
     /// When the init has ended.
     pub fn survey(&self) -> Result<Survey, NamespaceError> {
         match self.request(&Request::Survey, &[])? {
-            (Reply::Surveyed { affinity, last_pid, memory_bytes, pids, strays, lost_ipc }, _) => {
-                Ok(Survey { affinity, last_pid, memory_bytes, pids, strays, lost_ipc })
+            (Reply::Surveyed { affinity, last_pid, memory_bytes, pids, processes, strays, lost_ipc }, _) => {
+                Ok(Survey { affinity, last_pid, memory_bytes, pids, processes, strays, lost_ipc })
             }
             (other, _) => Err(unexpected(other)),
         }

@@ -4,7 +4,7 @@
 use super::peek::PeekedQueue;
 use crate::sys::authentic::FileKey;
 use crate::sys::deadline::{MESSAGE_RETRY_INTERVAL, MESSAGE_RETRY_TIMEOUT};
-use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessTree, SocketOptions};
+use ckpt_snapshot::{AffinityGroup, EventCounter, ProcessMemory, ProcessTree, SocketOptions};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -185,6 +185,8 @@ pub(super) enum Reply {
         memory_bytes: u64,
         /// PIDs of the processes.
         pids: Vec<i32>,
+        /// Their memory, by PID, without device memory.
+        processes: Vec<ProcessMemory>,
         /// Those of the processes that are not descendants of the job's root.
         strays: Vec<i32>,
         /// Number of SysV objects that a dump would not contain.

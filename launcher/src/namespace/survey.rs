@@ -3,7 +3,7 @@
 use super::descriptors;
 use super::messages::Reply;
 use crate::sys::privileges::Privileges;
-use ckpt_snapshot::AffinityGroup;
+use ckpt_snapshot::{AffinityGroup, ProcessMemory};
 use rustix::io::ioctl_fionread;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -20,14 +20,18 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     let mut memory_bytes = 0;
     let mut parents = BTreeMap::new();
     let mut files = BTreeMap::new();
+    let mut processes = Vec::new();
     for pid in numbers_in("/proc")? {
         if pid == 1 || except.contains(&pid) {
             continue;
         }
         // A process that ends during the survey is skipped.
-        let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
+        let Ok(status) = std::fs::read(format!("/proc/{pid}/status")) else { continue };
+        let status = String::from_utf8_lossy(&status);
         parents.insert(pid, parent(&status));
-        memory_bytes += own_bytes(&status);
+        let process = process_memory(pid, &status);
+        memory_bytes += process.private_bytes;
+        processes.push(process);
         let (found, is_complete) = files_in_memory(pid);
         files.extend(found);
         if !is_complete {
@@ -46,7 +50,8 @@ pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     let affinity = groups.into_iter().map(|(cpus, tids)| AffinityGroup { cpus, tids }).collect();
     let pids: Vec<i32> = parents.keys().copied().collect();
     let strays = pids.iter().copied().filter(|&pid| !is_below(pid, root_pid, &parents)).collect();
-    Ok(Reply::Surveyed { affinity, last_pid, memory_bytes, pids, strays, lost_ipc: lost_ipc() })
+    processes.sort_by_key(|process| process.pid);
+    Ok(Reply::Surveyed { affinity, last_pid, memory_bytes, pids, processes, strays, lost_ipc: lost_ipc() })
 }
 
 /// Number of objects in the IPC namespace of the init. A job of root has a separate IPC namespace, which is in the dump.
@@ -96,6 +101,18 @@ pub fn numbers_in(dir: impl AsRef<Path>) -> io::Result<Vec<i32>> {
 /// The PID namespace of a process, by its inode; `None` for one that has ended or may not be looked at.
 pub fn pid_namespace_of(pid: i32) -> Option<u64> {
     std::fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|meta| meta.ino())
+}
+
+/// The memory of a process, from /proc/PID/status.
+fn process_memory(pid: i32, status: &str) -> ProcessMemory {
+    let name = status.lines().find_map(|line| line.strip_prefix("Name:")).unwrap_or_default();
+    ProcessMemory {
+        pid,
+        name: name.trim().to_owned(),
+        private_bytes: own_bytes(status),
+        shared_bytes: shared_bytes(status),
+        device_bytes: 0,
+    }
 }
 
 /// Bytes of a process's own memory that a dump contains: anonymous memory, also swapped or in huge pages that were reserved

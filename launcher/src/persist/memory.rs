@@ -3,7 +3,7 @@
 //! ckpt-run ends.
 
 use crate::files::staging;
-use crate::job::journal::{Entry, EventKind, Journal};
+use crate::job::journal::{Entry, EventKind, Journal, Measured};
 use crate::persist::copier::{Copier, CopyControl, CopyParts};
 use crate::persist::upload::Uploader;
 use crate::store::tiers::{self, MEMORY};
@@ -235,7 +235,12 @@ impl Shared {
             manifest.stored_bytes.unwrap_or(0) as f64 / 1e6
         );
         tracing::info!("snapshot {id} {what}");
-        self.journal.add(&Entry::new(EventKind::Saved, what).snapshot(Some(id)));
+        let measured = Measured {
+            stored_bytes: manifest.stored_bytes,
+            changed_bytes: manifest.changed_bytes,
+            ..Measured::default()
+        };
+        self.journal.add(&Entry::new(EventKind::Saved, what).snapshot(Some(id)).measured(measured));
         status.in_memory(|memory| {
             memory.newest_in_store = Some(id.to_string());
             memory.last_failure = None;

@@ -30,6 +30,7 @@ use super::watchdog::{Watchdog, Watched};
 use crate::agents::{Agents, Loss};
 use crate::checkpoint::attempt::{AfterDump, AttemptError};
 use crate::checkpoint::running_job::RunningJob;
+use crate::checkpoint::stall::stall_us;
 use crate::cluster::Cluster;
 use crate::job::alive::Heartbeat;
 use crate::job::journal::{Entry, EventKind, Measured};
@@ -245,7 +246,7 @@ impl<'a> JobSession<'a> {
         let reply = match result {
             Ok(saved) => {
                 self.saved(&saved, after_dump);
-                Reply::Checkpointed(saved)
+                Reply::Checkpointed(Box::new(saved))
             }
             Err(AttemptError::JobEnded | AttemptError::Withdrawn) => ended(),
             Err(_) if self.checkpoints.is_cancelled() => ended(),
@@ -294,10 +295,12 @@ impl<'a> JobSession<'a> {
         tracing::info!("snapshot {} {how}: {what}{}", saved.id, next.unwrap_or_default());
         let measured = Measured {
             taken_unix_ms: Some(saved.taken_unix_ms),
-            stall_us: Some(seconds(saved.stall_s).as_micros() as u64),
+            stall_us: Some(stall_us(saved.stall_s)),
+            stall_phases: saved.stall_phases.as_deref().copied(),
             durable_ms: Some(seconds(saved.durable_s).as_millis() as u64),
             bytes: Some(saved.bytes),
             stored_bytes: saved.stored_bytes,
+            changed_bytes: saved.changed_bytes,
             ..Measured::default()
         };
         let entry = Entry::new(kind, what).snapshot(Some(&saved.id)).measured(measured);

@@ -37,6 +37,8 @@ struct Common<'a> {
     /// Chunks that this snapshot has added.
     new_chunks: Mutex<HashSet<ChunkId>>,
     stored_bytes: AtomicU64,
+    /// Length of those chunks.
+    changed_bytes: AtomicU64,
 }
 
 impl<'a> Saving<'a> {
@@ -62,6 +64,7 @@ impl<'a> Saving<'a> {
             needed_bytes: wanted_bytes,
             new_chunks: Mutex::default(),
             stored_bytes: AtomicU64::new(0),
+            changed_bytes: AtomicU64::new(0),
         };
         Ok(Self {
             common,
@@ -139,6 +142,7 @@ impl Common<'_> {
         if self.claim(id)? {
             let stored_bytes = packer.keep(id, length, codec);
             self.stored_bytes.fetch_add(stored_bytes, Ordering::Relaxed);
+            self.changed_bytes.fetch_add(task.end - task.begin, Ordering::Relaxed);
         }
         Ok(chunk(id))
     }
@@ -287,6 +291,7 @@ impl SnapshotWriter for Saving<'_> {
     fn commit(mut self: Box<Self>, mut manifest: Manifest) -> Result<Manifest, SaveError> {
         manifest.files = std::mem::take(&mut self.files);
         manifest.stored_bytes = Some(self.common.stored_bytes.load(Ordering::Relaxed));
+        manifest.changed_bytes = Some(self.common.changed_bytes.load(Ordering::Relaxed));
         self.finish_packs()?;
         let name = sealed::name(&self.id);
         faults::hit("save-before-commit").map_err(self.common.failed("commit", &name))?;

@@ -1,9 +1,10 @@
 //! `ckpt-run report` of a real job with injected faults: the job and the test note every moment themselves, and the
-//! classes of the report are compared with that.
+//! classes of the report are compared with that. Also what snapshots cost, against what the job has in memory and changes.
 
 use crate::supervisor::{touch, until_ready};
-use ckpt_run_tests::{Running, Sandbox, is_full_run, processes, python, until};
+use ckpt_run_tests::{Running, Sandbox, is_full_run, processes, python, schema, until};
 use rustix::process::Signal;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -264,4 +265,126 @@ fn the_report_agrees_with_what_the_job_has_noted() {
     // Twice in each round, for 1.5 s. When a killed job ended is known to within a quarter of a second.
     assert!(time("away") >= 2700 * u64::try_from(ROUNDS).unwrap(), "{report:#}");
     assert_eq!(endings[..4], ["failed", "killed", "ended", "hung"], "{report:#}");
+}
+
+/// The child has `PRIVATE` bytes of its own, and the parent `SHARED` bytes that a child may share. The child writes `CHANGED`
+/// bytes for each file `change-N`.
+const COSTLY_JOB: &str = r#"
+import mmap, os, sys, time
+private, shared, changed = (int(word) for word in sys.argv[1:])
+pid = os.fork()
+if pid == 0:
+    memory = bytearray(os.urandom(private))
+    done = 0
+    os.symlink(str(os.getpid()), "child")
+    while os.getppid() != 1 and not os.path.exists("go"):
+        if os.path.exists(f"change-{done}"):
+            memory[:changed] = os.urandom(changed)
+            os.symlink("done", f"changed-{done}")
+            done += 1
+        time.sleep(0.01)
+    os._exit(0)
+area = mmap.mmap(-1, shared)
+area[:] = os.urandom(shared)
+os.symlink(str(os.getpid()), "parent")
+os.waitpid(pid, 0)
+"#;
+
+const MIB: u64 = 1 << 20;
+const PRIVATE: u64 = 96 * MIB;
+const SHARED: u64 = 16 * MIB;
+const CHANGED: u64 = 24 * MIB;
+/// What an idle Python changes, and has besides.
+const SLACK: u64 = 20 * MIB;
+
+/// A job with three snapshots: of all its memory, after a change, and without one.
+fn costly_job() -> (Sandbox, Running, Vec<String>) {
+    let sandbox = Sandbox::new();
+    let python = python();
+    let sizes = [PRIVATE, SHARED, CHANGED].map(|bytes| bytes.to_string());
+    let command = ["--files", "off", "--interval", "off", "--", python.to_str().unwrap(), "-c", COSTLY_JOB];
+    let mut job = sandbox.start("job", command.iter().copied().chain(sizes.iter().map(String::as_str)));
+    let exists = |name: &str| fs::symlink_metadata(sandbox.path().join(name)).is_ok();
+    job.until("both processes", || (exists("child") && exists("parent")).then_some(()));
+    job.until_answering(&sandbox);
+    let mut ids = vec![job.checkpoint(&sandbox)];
+    touch(&sandbox, "change-0");
+    job.until("the change", || exists("changed-0").then_some(()));
+    ids.push(job.checkpoint(&sandbox));
+    ids.push(job.checkpoint(&sandbox));
+    (sandbox, job, ids)
+}
+
+fn bytes_of(value: &Value, name: &str) -> u64 {
+    value[name].as_u64().unwrap_or_else(|| panic!("{name} in {value:#}"))
+}
+
+/// The phases of each pause add up to it, and all pauses to the totals, which are those of the launcher.
+fn check_sums(report: &Value, status: &Value) {
+    let (snapshots, totals) = (report["snapshots"].as_array().unwrap(), &report["totals"]);
+    for one in snapshots {
+        let phases = one["stall_phases"].as_object().unwrap();
+        let sum: u64 = phases.values().map(|us| us.as_u64().unwrap()).sum();
+        assert_eq!(sum, bytes_of(one, "stall_us"), "{one:#}");
+        assert!(
+            bytes_of(&one["stall_phases"], "dump_us") > 0 && bytes_of(&one["stall_phases"], "record_us") > 0
+        );
+    }
+    for name in ["stall_us", "bytes", "changed_bytes", "stored_bytes"] {
+        let sum: u64 = snapshots.iter().map(|one| bytes_of(one, name)).sum();
+        assert_eq!(bytes_of(totals, name), sum, "{name} in {report:#}");
+    }
+    for (phase, sum) in totals["stall_phases"].as_object().unwrap() {
+        let all: u64 = snapshots.iter().map(|one| bytes_of(&one["stall_phases"], phase)).sum();
+        assert_eq!(sum.as_u64(), Some(all), "{phase} in {report:#}");
+    }
+    for name in ["bytes", "stored_bytes"] {
+        assert_eq!(totals[name], status["totals"][name], "{name}");
+    }
+    let stall_us = status["totals"]["stall_s"].as_f64().unwrap() * 1e6;
+    assert!((bytes_of(totals, "stall_us") as f64 - stall_us).abs() < 5.0, "{totals} is not {stall_us}");
+}
+
+#[test]
+fn what_snapshots_cost_is_what_the_job_has_and_changes() {
+    let (sandbox, mut job, ids) = costly_job();
+    let (report, status) = (sandbox.json(["report", "--json"]), sandbox.json(["status", "--json"]));
+    schema::check("report", &report);
+    check_sums(&report, &status[0]);
+    let snapshots = report["snapshots"].as_array().unwrap();
+    for (one, [least, most]) in snapshots.iter().zip([
+        [PRIVATE + SHARED, PRIVATE + SHARED + 2 * SLACK],
+        [CHANGED, CHANGED + SLACK],
+        [0, SLACK],
+    ]) {
+        let (changed, stored) = (bytes_of(one, "changed_bytes"), bytes_of(one, "stored_bytes"));
+        assert!((least..most).contains(&changed), "{least} to {most} bytes have changed: {one:#}");
+        // What is random is stored as it is.
+        assert!((least * 9 / 10..most).contains(&stored), "{least} to {most} bytes are stored: {one:#}");
+    }
+    let memory = &report["memory"];
+    assert_eq!(memory["snapshot"], *ids[2]);
+    let pid = |name: &str| -> i64 {
+        fs::read_link(sandbox.path().join(name)).unwrap().to_str().unwrap().parse().unwrap()
+    };
+    let processes = memory["processes"].as_array().unwrap();
+    let of =
+        |name| processes.iter().find(|one| one["pid"] == pid(name)).unwrap_or_else(|| panic!("{memory:#}"));
+    let (child, parent) = (of("child"), of("parent"));
+    assert_eq!(processes[0], *child, "the largest is first: {memory:#}");
+    assert!((PRIVATE..PRIVATE + SLACK).contains(&bytes_of(child, "private_bytes")), "{child}");
+    assert!((SHARED..SHARED + SLACK).contains(&bytes_of(parent, "shared_bytes")), "{parent}");
+    assert!(
+        bytes_of(parent, "private_bytes") < SLACK && parent["name"].as_str().unwrap().starts_with("python")
+    );
+    let shown = sandbox.json(["show", &ids[2], "--json"]);
+    assert_eq!(shown["tree"]["processes"].as_array().unwrap().len(), processes.len(), "{memory:#}");
+    assert_eq!(shown["changed_bytes"], snapshots[2]["changed_bytes"]);
+    sandbox.ok(["report", "-o", "report.html"]);
+    let page = sandbox.read("report.html");
+    for wanted in ["<h3>Pauses by phase</h3>", "<h2>Memory by process</h2>", "were written to the store"] {
+        assert!(page.contains(wanted), "{wanted}: {page}");
+    }
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
 }

@@ -1,5 +1,7 @@
 //! The report as one web page without scripts, which needs nothing else: style and charts are in it.
 
+mod costs;
+
 use super::{Report, kept, meaning, percent, span};
 use crate::commands::print;
 use crate::job::times::{Class, LateRank, Segment, Session, SessionEnding, Snapshot, Times};
@@ -37,6 +39,7 @@ pub fn page(report: &Report) -> String {
         overview(report),
         classes(report),
         snapshots(times),
+        costs::memory(report.memory.as_ref()),
         sessions(times),
         late_ranks(times),
         notes(report),
@@ -169,21 +172,20 @@ fn snapshots(times: &Times) -> String {
     };
     let ms = |value: f64| span(value as u64);
     let charts = [
-        chart("Pause of the job", &|one| one.stall_us as f64 / 1000.0, &ms),
+        costs::pause_chart(times),
+        costs::store_chart(times),
         chart("Size", &|one| one.bytes.unwrap_or(0) as f64, &|value| print::bytes(value as u64)),
-        chart("New in the store", &|one| one.stored_bytes.unwrap_or(0) as f64, &|value| {
-            print::bytes(value as u64)
-        }),
         chart("Time until it was durable", &|one| one.durable_ms.unwrap_or(0) as f64, &ms),
     ];
     let size = |bytes: Option<u64>| bytes.map_or("-".to_owned(), print::bytes);
     let row = |one: &Snapshot| {
         format!(
-            "<tr><td class=\"time\"><code>{}</code></td><td class=\"time\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}{}</td></tr>\n",
+            "<tr><td class=\"time\"><code>{}</code></td><td class=\"time\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td class=\"number\">{}{}</td></tr>\n",
             Escaped(&one.id),
             print::time(one.taken_unix_ms),
             span((one.stall_us + 500) / 1000),
             size(one.bytes),
+            size(one.changed_bytes),
             size(one.stored_bytes),
             one.durable_ms.map_or("-".to_owned(), span),
             if one.is_in_memory_only { ", in memory only" } else { "" }
@@ -191,41 +193,61 @@ fn snapshots(times: &Times) -> String {
     };
     let rows: String = all.iter().rev().take(ROWS).map(row).collect();
     format!(
-        "<section>\n<h2>{}</h2>\n{}{}\n<details><summary>The newest {}</summary><div class=\"scroll\"><table>\n<tr><th>snapshot</th><th>taken</th><th class=\"number\">pause</th><th class=\"number\">size</th><th class=\"number\">new in the store</th><th class=\"number\">durable after</th></tr>\n{rows}</table></div></details>\n</section>\n",
+        "<section>\n<h2>{}</h2>\n{}{}{}\n<details><summary>The newest {}</summary><div class=\"scroll\"><table>\n<tr><th>snapshot</th><th>taken</th><th class=\"number\">pause</th><th class=\"number\">size</th><th class=\"number\">changed</th><th class=\"number\">written</th><th class=\"number\">durable after</th></tr>\n{rows}</table></div></details>\n</section>\n",
         print::count(all.len() as u64, "snapshot"),
+        costs::pauses(times),
         charts.concat(),
         axis(times),
         all.len().min(ROWS)
     )
 }
 
-/// A bar per snapshot, at the time at which it was taken. Of several in one column, the highest is seen.
+/// A bar per snapshot, see [`stacks`].
 fn bars(
     times: &Times,
     title: &str,
     value: &dyn Fn(&Snapshot) -> f64,
     show: &dyn Fn(f64) -> String,
 ) -> String {
-    let highest = times.snapshots.iter().map(value).fold(0.0, f64::max);
-    if highest <= 0.0 {
-        return String::new();
-    }
+    stacks(times, title, &|one| vec![("whole", value(one))], show)
+}
+
+/// A bar per snapshot, at the time at which it was taken, with its parts (a class of the style, and a value) upon each other.
+/// Of several in one column, the highest is seen.
+fn stacks(
+    times: &Times,
+    title: &str,
+    parts: &dyn Fn(&Snapshot) -> Vec<(&'static str, f64)>,
+    show: &dyn Fn(f64) -> String,
+) -> String {
+    let sum = |parts: &[(&str, f64)]| parts.iter().map(|(_, value)| value).sum::<f64>();
     let whole_ms = times.whole_ms().max(1) as f64;
-    let mut columns = vec![0.0_f64; COLUMNS];
+    let mut columns = vec![Vec::new(); COLUMNS];
     for one in &times.snapshots {
         let at = one.taken_unix_ms.saturating_sub(times.begun_unix_ms) as f64 / whole_ms * COLUMNS as f64;
         let column = &mut columns[(at as usize).min(COLUMNS - 1)];
-        *column = column.max(value(one));
+        let parts = parts(one);
+        if sum(&parts) > sum(column) {
+            *column = parts;
+        }
+    }
+    let highest = columns.iter().map(|parts| sum(parts)).fold(0.0, f64::max);
+    if highest <= 0.0 {
+        return String::new();
     }
     let mut rects = String::new();
-    for (at, value) in columns.iter().enumerate().filter(|(_, value)| **value > 0.0) {
-        let height = value / highest;
-        let _ = write!(
-            rects,
-            "<rect x=\"{at}\" y=\"{:.3}\" width=\"1\" height=\"{height:.3}\"><title>{}</title></rect>",
-            1.0 - height,
-            show(*value)
-        );
+    for (at, parts) in columns.iter().enumerate() {
+        let mut above = 1.0;
+        for (class, value) in parts.iter().filter(|(_, value)| *value > 0.0) {
+            let height = value / highest;
+            above -= height;
+            let _ = write!(
+                rects,
+                "<rect class=\"{class}\" x=\"{at}\" y=\"{above:.3}\" width=\"1\" height=\"{height:.3}\"><title>{class} {}, of {}</title></rect>",
+                show(*value),
+                show(sum(parts))
+            );
+        }
     }
     format!(
         "<figure><figcaption>{title}, at most {}</figcaption><svg class=\"bars\" role=\"img\" aria-label=\"{title} of each snapshot\" viewBox=\"0 0 {COLUMNS} 1\" preserveAspectRatio=\"none\">{rects}</svg></figure>",
@@ -327,7 +349,9 @@ mod tests {
             "killed by",
             "9.50 s",
             "<h2>Late ranks</h2>",
-            "Pause of the job, at most 0.25 s",
+            "Pause of the job, at most 250.0 ms",
+            "<h3>Pauses by phase</h3>",
+            "<h2>Memory by process</h2>",
         ] {
             assert!(page.contains(wanted), "{wanted}: {page}");
         }
