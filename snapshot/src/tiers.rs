@@ -270,32 +270,39 @@ impl Tiers {
     }
 
     /// The result of `read` from the nearest tier where it succeeds. Falls back to the next tier if the snapshot is
-    /// damaged or the tier cannot be read.
+    /// damaged or the tier cannot be read, and says so. If there is none, the caller reports the first error.
     fn nearest<'a, T>(
         &'a self,
         id: &SnapshotId,
         mut read: impl FnMut(&'a Tier) -> Result<T, ReadError>,
     ) -> Result<T, ReadError> {
-        let mut first = None;
-        for (number, tier) in self.tiers.iter().enumerate() {
+        let mut failed = Vec::new();
+        let warn_of = |failed: &[(&Tier, ReadError)], consequence| {
+            failed.iter().for_each(|(tier, error)| self.warn_once(&id.to_string(), tier, error, consequence));
+        };
+        for tier in &self.tiers {
             match read(tier) {
-                Ok(found) => return Ok(found),
+                Ok(found) => {
+                    warn_of(&failed, &format!("{} is read instead", tier.name));
+                    return Ok(found);
+                }
                 Err(ReadError::Missing(_)) => {}
                 // Another tier cannot help: the manifest is hostile, the target fails, or the key, which all tiers
                 // share, is wrong.
                 Err(
                     error @ (ReadError::Hostile { .. } | ReadError::Target { .. } | ReadError::Key { .. }),
-                ) => return Err(error),
+                ) => {
+                    warn_of(&failed, "no other tier is left");
+                    return Err(error);
+                }
                 Err(error) => {
-                    // Also of the last tier: callers may pass over what they cannot read.
-                    let is_last = number + 1 == self.tiers.len();
-                    let next = if is_last { "no other tier is left" } else { "trying the next tier" };
-                    self.warn_once(&id.to_string(), tier, &error, next);
-                    first.get_or_insert(error);
+                    tracing::debug!("{}: {error}", tier.name);
+                    failed.push((tier, error));
                 }
             }
         }
-        Err(first.unwrap_or_else(|| ReadError::Missing(id.to_string())))
+        warn_of(failed.get(1..).unwrap_or_default(), "no other tier is left");
+        Err(failed.into_iter().next().map_or_else(|| ReadError::Missing(id.to_string()), |(_, error)| error))
     }
 
     fn warn_once(&self, id: &str, tier: &Tier, error: &ReadError, consequence: &str) {

@@ -159,54 +159,51 @@ impl From<anyhow::Error> for Failure {
 impl Resumer<'_> {
     /// Resumes the newest intact snapshot of `candidates` (oldest first). Snapshots of which two restores have failed are
     /// skipped, unless there are no others. One that could not be resumed for longer than the policy says is tried, and
-    /// then an older one. What is newer than the snapshot that is tried is pinned first.
+    /// then an older one. What is newer than the snapshot that is tried is pinned first. Why a snapshot was passed over is
+    /// said once, after the last try: what is said before may be cut off with the job's output.
     ///
     /// # Errors
     /// When none is intact, or an intact one cannot be restored.
     pub fn newest_of(&self, candidates: &[SnapshotId]) -> Result<Resumed> {
-        let (mut reasons, mut unresumed) = (Vec::new(), None);
+        let mut passed_over: Vec<String> = Vec::new();
+        // The first that is intact, and where its reason is.
+        let mut unresumed = None;
         let marks = self.answers.during(READING, || self.dir.marks())?;
         let is_bad = |id: &SnapshotId| self.policy.is_some() && marks.is_bad(id);
         let has_good = !candidates.iter().all(is_bad);
-        // What is said before a resume may be cut off with the job's output.
-        let mut why_older = None;
         for (older, id) in candidates.iter().enumerate().rev() {
             if has_good && is_bad(id) {
-                let why = skipped(id, marks.why_bad(id).unwrap_or_default());
-                tracing::error!("{why}");
-                why_older.get_or_insert(why);
+                passed_over.push(skipped(id, marks.why_bad(id).unwrap_or_default()));
                 self.record(id, |marks| marks.pin(id));
                 continue;
             }
-            let error = match self.resume(id) {
+            let why = match self.resume(id) {
                 Ok(resumed) => {
                     self.record(id, |marks| marks.restore_worked(id));
-                    if let Some(why) = &why_older {
-                        tracing::warn!("this is not the newest snapshot: {why}");
-                    }
-                    return Ok(Resumed { why_older, ..resumed });
+                    return Ok(Resumed { why_older: say_why_older(&passed_over), ..resumed });
                 }
-                Err(Failure::Damaged(error)) => error,
+                Err(Failure::Damaged(error)) => error.to_string(),
                 Err(failure) => {
                     let has_older = candidates[..older].iter().any(|id| !is_bad(id));
-                    let error = self.not_resumed(id, failure, has_older)?;
-                    tracing::error!("{error:#}");
-                    why_older.get_or_insert(error.to_string());
-                    unresumed.get_or_insert(error);
-                    continue;
+                    let error =
+                        self.not_resumed(id, failure, has_older).inspect_err(|_| say(&passed_over))?;
+                    let why = format!("{error:#}");
+                    unresumed.get_or_insert((passed_over.len(), error));
+                    why
                 }
             };
-            tracing::error!("{error}; trying the next older one");
-            why_older.get_or_insert(error.to_string());
-            reasons.push(error.to_string());
+            tracing::debug!("{why}; trying the next older one");
+            passed_over.push(why);
         }
-        if let Some(error) = unresumed {
+        if let Some((at, error)) = unresumed {
+            passed_over.remove(at);
+            say(&passed_over);
             return Err(error);
         }
         bail!(
             "none of the {} snapshots of this job is whole: {}. Nothing was started. To start from the beginning: --resume never",
             candidates.len(),
-            reasons.join("; ")
+            passed_over.join("; ")
         )
     }
 
@@ -618,6 +615,19 @@ fn note_failure(marks: &mut Marks, id: &SnapshotId, reason: &str, now: SystemTim
     if !is_recent {
         marks.restore_failed(id, reason, now);
     }
+}
+
+/// Says why snapshots were passed over.
+fn say(passed_over: &[String]) {
+    passed_over.iter().for_each(|why| tracing::error!("{why}"));
+}
+
+/// Says why an older snapshot than the newest was resumed, and returns it, if there is a reason.
+fn say_why_older(passed_over: &[String]) -> Option<String> {
+    let (newest, others) = passed_over.split_first()?;
+    tracing::error!("this is not the newest snapshot: {newest}");
+    say(others);
+    Some(passed_over.join("; "))
 }
 
 fn skipped(id: &SnapshotId, why: &str) -> String {

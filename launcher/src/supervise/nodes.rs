@@ -179,6 +179,7 @@ impl<T: Into<anyhow::Error>> From<T> for Over {
 }
 
 fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
+    warn_of_unreadable(&opened.store)?;
     let options = &config.nodes;
     let (rank, coordinator) = (options.rank, options.coordinator.clone());
     let nodes = options.several().context("the number of nodes was checked")?;
@@ -230,6 +231,16 @@ fn ports(store: &Tiers) -> Result<BTreeSet<u16>> {
     let ids = tiers::list_local(store)?.into_iter().map(|listed| listed.id);
     let parts = ids.filter_map(|id| store.manifest(&id).ok()?.part);
     Ok(parts.flat_map(|part| part.ports).collect())
+}
+
+/// Says which parts count as missing, since they cannot be read.
+fn warn_of_unreadable(store: &Tiers) -> Result<()> {
+    for listed in tiers::list_local(store)? {
+        if let Err(error) = store.manifest(&listed.id) {
+            tracing::warn!("{error}: it counts as missing");
+        }
+    }
+    Ok(())
 }
 
 /// The parts in the store.
