@@ -79,10 +79,28 @@ fn directories(path: &Path) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry?;
-        if entry.file_type()?.is_dir() {
+        if entry.file_type()?.is_dir() && has_objects(&entry.path())? {
             // Names of jobs are UTF-8: other directories are ignored.
             names.extend(entry.file_name().into_string());
         }
     }
     Ok(names)
+}
+
+/// Whether there is a file somewhere below a directory. An object store knows no empty directories.
+fn has_objects(path: &Path) -> io::Result<bool> {
+    let entries = match std::fs::read_dir(path) {
+        // It was deleted since it was listed.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        // Whoever wants to read it learns why that is not possible.
+        Err(_) => return Ok(true),
+        Ok(entries) => entries,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if !entry.file_type()?.is_dir() || has_objects(&entry.path())? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

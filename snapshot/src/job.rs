@@ -24,6 +24,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -461,6 +462,27 @@ impl JobDir {
 
     /// Writes the process ID, `purpose` and the machine to the lock file.
     fn lock(&self, purpose: &str) -> Result<JobLock, OpenError> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.try_lock(purpose) {
+                // The job was deleted meanwhile, with its directory and lock (`ckpt-run rm --whole-job`).
+                Ok(lock) if !self.has_lock_file(&lock) => {}
+                Err(OpenError::Io { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound && tries < LOCK_TRIES => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Whether the lock is that of the file that others open.
+    fn has_lock_file(&self, lock: &JobLock) -> bool {
+        let of = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+        let present = std::fs::symlink_metadata(self.path.join("lock")).ok().map(of);
+        present.is_some() && present == lock.file.metadata().ok().map(of)
+    }
+
+    fn try_lock(&self, purpose: &str) -> Result<JobLock, OpenError> {
         create_private_dir(&self.path).map_err(failed("create", &self.path))?;
         for parent in self.path.ancestors().skip(1).take(2) {
             sync_dir(parent).map_err(failed("sync", parent))?;
@@ -493,7 +515,7 @@ impl JobDir {
             .set_len(0)
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{} {purpose} {}", std::process::id(), this_machine()));
-        Ok(JobLock { _file: file })
+        Ok(JobLock { file })
     }
 
     /// Whether a launcher holds the job's lock.
@@ -527,6 +549,8 @@ impl Folder {
     }
 }
 
+/// How often the directory of a job may be deleted while its lock is being taken.
+const LOCK_TRIES: u32 = 100;
 /// The purpose in the lock file while a launcher runs the job.
 const RUN: &str = "run";
 /// The purpose in the lock file during maintenance, such as `ckpt-run prune`.
@@ -559,7 +583,7 @@ fn this_machine() -> String {
 /// The job's lock. The kernel releases it when the process dies.
 #[derive(Debug)]
 pub struct JobLock {
-    _file: File,
+    file: File,
 }
 
 #[cfg(test)]
@@ -633,6 +657,35 @@ pub(crate) mod tests {
             assert_eq!(round, ["got it", "refused", "refused"]);
         }
         assert!(!job.is_locked());
+    }
+
+    /// One that was opened before the file was deleted keeps nobody away.
+    #[test]
+    fn the_lock_of_a_deleted_job_does_not_count() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        let _no_start = no_start();
+        let dir = tempfile::tempdir().unwrap();
+        let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
+        let job = root.job(&JobKey::named("job").unwrap());
+        let holders = AtomicU32::new(0);
+        let hold = |purpose, is_deleted| {
+            let Ok(lock) = job.lock(purpose) else { return };
+            assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
+            std::thread::yield_now();
+            holders.fetch_sub(1, Ordering::SeqCst);
+            if is_deleted {
+                std::fs::remove_file(job.path().join("lock")).unwrap();
+                let _ = std::fs::remove_dir(job.path());
+            }
+            drop(lock);
+        };
+        std::thread::scope(|scope| {
+            for number in 0..4 {
+                let hold = &hold;
+                scope.spawn(move || (0..3000).for_each(|_| hold(RUN, number == 0)));
+            }
+        });
+        drop(lock(&job).unwrap());
     }
 
     #[test]

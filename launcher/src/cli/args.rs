@@ -73,7 +73,7 @@ pub enum Command {
     Export(ExportArgs),
     /// Show what changed between two snapshots
     Diff(DiffArgs),
-    /// Delete snapshots. One that is pinned, tagged or the last of an unfinished job only with --force
+    /// Delete snapshots, or complete jobs. What is pinned, tagged or the last of an unfinished job only with --force
     Rm(RmArgs),
     /// Delete all but the newest --keep snapshots of each job
     Prune(PruneArgs),
@@ -202,8 +202,11 @@ pub struct SnapshotArgs {
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// The snapshots: their IDs, numbers, prefixes of their IDs, or tags
-    #[arg(id = "ID", required = true)]
+    #[arg(id = "ID", required_unless_present = "whole-job", conflicts_with = "whole-job")]
     pub ids: Vec<String>,
+    /// Delete all of a job that is complete: its snapshots, record, journal, logs and kept files
+    #[arg(long = "whole-job", id = "whole-job", value_name = "JOB")]
+    pub whole_jobs: Vec<String>,
     /// Also what is pinned or tagged, and the last snapshot of an unfinished job
     #[arg(long)]
     pub force: bool,

@@ -68,7 +68,7 @@ pub fn script(shell: Shell, out: &mut impl Write) -> io::Result<()> {
         }
         Shell::Fish => {
             write!(out, "{script}{FISH}")?;
-            let options = VALUES.iter().map(|(option, _)| *option).chain(["job", "resume"]);
+            let options = VALUES.iter().map(|(option, _)| *option).chain(["job", "whole-job", "resume"]);
             options.into_iter().try_for_each(|option| {
                 writeln!(out, "complete -c ckpt-run -l {option} -x -a '(__fish_ckpt_run_names)'")
             })
@@ -164,7 +164,9 @@ fn candidates(words: &[String], configured: &dyn Fn(&[String]) -> Option<Config>
     let command = args::command();
     let kind = kind(&command, typed).filter(|_| !current.starts_with('-'))?;
     let found = match kind {
-        Kind::Value("job") | Kind::Argument("JOB") => of_store(&configured(typed)?, job_name).ok()?,
+        Kind::Value("job" | "whole-job") | Kind::Argument("JOB") => {
+            of_store(&configured(typed)?, job_name).ok()?
+        }
         Kind::Argument("ID" | "OTHER") => of_store(&configured(typed)?, snapshots).ok()?,
         Kind::Argument("TAG") => of_store(&configured(typed)?, tags).ok()?,
         Kind::Value("resume") => {
@@ -284,6 +286,7 @@ mod tests {
             ("status train ", None),
             ("--job ", Some("--job")),
             ("ls -j ", Some("--job")),
+            ("rm --dry-run --whole-job ", Some("--whole-job")),
             ("export 1 --format ", Some("--format")),
             ("--compress ", Some("--compress")),
             ("ls --compress off ", Some("JOB")),

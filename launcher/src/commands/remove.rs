@@ -6,6 +6,7 @@ use super::snapshots::find_to_change;
 use crate::cli::args::RmArgs;
 use crate::cli::config::Config;
 use crate::files::held as held_files;
+use crate::job::deletion;
 use crate::restore::kept;
 use crate::store::root::Root;
 use crate::store::tiers;
@@ -25,6 +26,9 @@ use std::sync::atomic::AtomicBool;
 /// # Errors
 /// Bad input, or a failed deletion.
 pub fn remove(config: &Config, args: &RmArgs) -> Result<i32> {
+    if !args.whole_jobs.is_empty() {
+        return remove_whole(config, args);
+    }
     let mut found: Vec<(JobDir, SnapshotId)> = Vec::new();
     for text in &args.ids {
         let (job, id) = find_to_change(config, text)?;
@@ -43,6 +47,49 @@ pub fn remove(config: &Config, args: &RmArgs) -> Result<i32> {
     found.sort_by(|(one, _), (other, _)| one.key().cmp(other.key()));
     for of_job in found.chunk_by(|(one, _), (other, _)| one.key() == other.key()) {
         remove_of_job(config, of_job, args.dry_run)?;
+    }
+    Ok(0)
+}
+
+/// `ckpt-run rm --whole-job JOB…`: deletes complete jobs. All are checked before anything is deleted.
+fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
+    let root = Root::open_to_change(&config.store)?;
+    let mut found: Vec<JobDir> = Vec::new();
+    for name in &args.whole_jobs {
+        match &jobs(config, &root, Some(name))?[..] {
+            [job] if found.iter().any(|known| known.key() == job.key()) => {}
+            [job] => found.push(job.clone()),
+            several => {
+                let names = several.iter().map(|job| job.key().to_string()).collect::<Vec<_>>().join(", ");
+                bail!(bad_input(anyhow!("{name:?} is the beginning of several jobs, name one: {names}")));
+            }
+        }
+    }
+    for job in &found {
+        if job.is_locked() {
+            bail!(bad_input(anyhow!("the job {} is running, so nothing was deleted", job.key())));
+        }
+        deletion::check(&config.store, job)?;
+        let marks = job.marks()?;
+        let kept: Vec<_> = marks.kept().map(ToString::to_string).collect();
+        if !kept.is_empty() && !args.force {
+            bail!(bad_input(anyhow!(
+                "nothing was deleted: snapshots of the job {} are pinned or have a tag ({}). Delete it with --force",
+                job.key(),
+                kept.join(", ")
+            )));
+        }
+    }
+    for job in &found {
+        let snapshots = tiers::open(&config.store, job)?.list()?;
+        if !args.dry_run {
+            deletion::delete(&config.store, job)?;
+        }
+        for one in &snapshots {
+            say_removed(&one.id, job.key().as_str(), args.dry_run)?;
+        }
+        let what = if args.dry_run { "would remove" } else { "removed" };
+        writeln!(io::stdout(), "{what} the job {}: its record, journal, logs and kept files", job.key())?;
     }
     Ok(0)
 }

@@ -3,6 +3,7 @@
 pub mod alive;
 pub mod attempt_logs;
 pub mod claim;
+pub mod deletion;
 pub mod handover;
 pub mod journal;
 pub mod ownership;

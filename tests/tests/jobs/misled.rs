@@ -323,3 +323,50 @@ fn a_tag_names_one_snapshot() {
     touch(&sandbox, "go");
     assert_eq!(job.wait(), 0, "{}", job.said());
 }
+
+/// Nothing of a job that runs or may be resumed is deleted, and all of one that is complete.
+#[test]
+fn a_complete_job_is_deleted_as_a_whole() {
+    let (sandbox, mut job) = prepared();
+    let id = job.checkpoint(&sandbox);
+    let jobs = sandbox.path().join(".ckpt-run/jobs");
+    let refused = |arguments: &[&str], why: &str| {
+        let output = sandbox.call(["rm", "--whole-job"].iter().chain(arguments));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(why), "{why}: {said}");
+        assert!(jobs.join("named/manifests").join(&id).exists());
+    };
+    refused(&["named"], "is running");
+    job.kill_everything();
+    refused(&["named"], "is not complete");
+    refused(&["named", "--force"], "is not complete");
+    let mut job = start(&sandbox, "again", "--lr=1");
+    job.until_answering(&sandbox);
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    // A job that is not complete keeps the others named with it.
+    let mut failing = sandbox.start("failing", ["--job", "failing", "--max-restarts", "0", "--", "false"]);
+    assert_ne!(failing.wait(), 0);
+    refused(&["named", "--whole-job", "failing"], "failing is not complete");
+    sandbox.ok(["pin", &id]);
+    refused(&["named"], "pinned");
+    let told = sandbox.ok(["rm", "--whole-job", "named", "--force", "--dry-run"]);
+    assert!(
+        told.contains(&format!("would remove {id} of job named")) && told.contains("would remove the job"),
+        "{told}"
+    );
+    assert!(jobs.join("named/journal.jsonl").exists());
+    let told = sandbox.ok(["rm", "--whole-job", "named", "--force"]);
+    assert!(told.contains(&format!("removed {id} of job named")), "{told}");
+    assert!(!jobs.join("named").exists());
+    let left = sandbox.json(["status", "--json"]);
+    assert_eq!((left.as_array().unwrap().len(), &left[0]["job"]), (1, &"failing".into()), "{left}");
+    fs::remove_file(sandbox.path().join("go")).unwrap();
+    fs::remove_file(sandbox.path().join("ready")).unwrap();
+    let mut job = start(&sandbox, "anew", "--lr=1");
+    until_ready(&mut job, &sandbox);
+    assert_eq!(job.checkpoint(&sandbox)[..6], *"000001");
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+}

@@ -313,6 +313,7 @@ fn without_the_key_nothing_of_an_encrypted_job_is_changed() {
         &["tag", &ids[0], "good"],
         &["rm", &ids[0], "--force"],
         &["prune", "--keep", "1"],
+        &["rm", "--whole-job", "victim", "--force"],
     ] {
         let output = jobs.sandbox.call(["--job", "victim"].iter().chain(command));
         let said = String::from_utf8_lossy(&output.stderr);

@@ -1,0 +1,350 @@
+//! Deletes all of a complete job: its snapshots in every tier of the store, its records, journal and logs.
+//!
+//! The job's lock keeps launchers of this machine away; it may not reach other machines. So the objects of the job are listed
+//! first, and then its record is read: what a launcher elsewhere adds after that is not on the list and stays. If the
+//! record has changed meanwhile, the deletion stops. The record goes last: until then, the command can be repeated.
+
+use crate::store::options::StoreOptions;
+use crate::store::tiers;
+use crate::sys::error::bad_input;
+use anyhow::{Context, Result, anyhow, bail};
+use ckpt_object_medium::Options;
+use ckpt_snapshot::medium::{DirMedium, Medium};
+use ckpt_snapshot::{JobDir, JobLock, JobOutcome, JobRecord, RelPath};
+use std::fs;
+use std::io;
+use std::sync::Arc;
+
+/// Folders of the objects of a job, in the order in which they are deleted: a snapshot exists as long as its manifest.
+const FOLDERS: [&str; 4] = ["manifests", "packs", "pins", "marks"];
+/// The folder of the record.
+const RECORD: &str = "job";
+/// What is deleted last of the job's directory.
+const LAST: [&str; 3] = [RECORD, "job.json", "lock"];
+
+/// The objects of a job in one place.
+struct Objects {
+    medium: Arc<dyn Medium>,
+    names: Vec<RelPath>,
+    /// Those of the record, the one that counts last.
+    records: Vec<RelPath>,
+}
+
+impl Objects {
+    fn list(medium: Arc<dyn Medium>) -> Result<Self> {
+        let mut names = Vec::new();
+        for folder in FOLDERS {
+            let mut found = names_in(&*medium, folder)?;
+            // A pack without an index is garbage.
+            found.sort_by_key(|name| !name.as_str().ends_with(".index"));
+            names.extend(found);
+        }
+        let mut records = names_in(&*medium, RECORD)?;
+        records.sort_by_key(|name| number(name.as_str()));
+        Ok(Self { medium, names, records })
+    }
+
+    fn remove(&self, names: &[RelPath]) -> Result<()> {
+        names.iter().try_for_each(|name| {
+            let removed = self.medium.remove(name);
+            removed.with_context(|| format!("cannot delete {}", self.medium.describe(name)))
+        })
+    }
+}
+
+/// The objects in a folder. Those whose names are no paths of a store are not of ckpt-run.
+fn names_in(medium: &dyn Medium, folder: &str) -> Result<Vec<RelPath>> {
+    let path = RelPath::new(folder).expect("a plain path");
+    let listed = medium.list(&path);
+    let listed = listed.with_context(|| format!("cannot list {}", medium.describe(&path)))?;
+    Ok(listed.iter().filter_map(|(name, _)| RelPath::new(format!("{folder}/{name}")).ok()).collect())
+}
+
+/// The number of a record; 0 for other names.
+fn number(name: &str) -> u64 {
+    let name = name.rsplit('/').next().and_then(|name| name.strip_suffix(".json"));
+    name.and_then(|name| name.parse().ok()).unwrap_or(0)
+}
+
+/// Checks that the job is complete, and runs neither here nor, as far as its records say, elsewhere. Returns its record.
+///
+/// # Errors
+/// Bad input: it is not, or a record is damaged or not that of the holder of the key.
+pub fn check(options: &StoreOptions, dir: &JobDir) -> Result<JobRecord> {
+    dir.check_records()?;
+    let record = dir.record()?.ok_or_else(|| bad_input(anyhow!("the job {} has no record", dir.key())))?;
+    if let Some(why) = unfinished(&record) {
+        bail!(bad_input(anyhow!(
+            "the job {} is not complete ({why}), so nothing of it was deleted: its next run may resume it. To delete its snapshots: `ckpt-run rm --force ID…`",
+            dir.key()
+        )));
+    }
+    let Some(medium) = tiers::uploads(options, dir, Options::default())? else { return Ok(record) };
+    let remote = dir.clone().with_content_in(medium);
+    remote.check_records()?;
+    // An older one says nothing: the upload of the last may have failed.
+    let newer = remote.record()?.filter(|remote| remote.claims > record.claims);
+    if let Some(why) = newer.as_ref().and_then(unfinished) {
+        bail!(bad_input(anyhow!(
+            "the job {} was started on another machine since it was complete here ({why} there), so nothing of it was deleted",
+            dir.key()
+        )));
+    }
+    Ok(record)
+}
+
+/// How the last run of the job ended, unless it is complete.
+fn unfinished(record: &JobRecord) -> Option<String> {
+    match record.outcome {
+        JobOutcome::Complete => None,
+        JobOutcome::Unfinished => Some("it is running, was preempted, or its launcher was killed".to_owned()),
+        JobOutcome::Failed { code } => Some(format!("its command failed with exit code {code}")),
+    }
+}
+
+/// Deletes all of a complete job. After an error, the job may have lost snapshots; the command can be repeated.
+///
+/// # Errors
+/// Those of [`check`]; the job is running; something cannot be deleted.
+pub fn delete(options: &StoreOptions, dir: &JobDir) -> Result<()> {
+    let lock = dir.lock_for_maintenance()?;
+    let home: Arc<dyn Medium> = match dir.records_medium() {
+        Some(medium) => Arc::clone(medium),
+        None => Arc::new(DirMedium::new(dir.path().to_owned())),
+    };
+    let uploaded = tiers::uploads(options, dir, Options::default())?.map(Objects::list).transpose()?;
+    let home = Objects::list(home)?;
+    let record = check(options, dir)?;
+    if let Some(uploaded) = uploaded {
+        uploaded.remove(&uploaded.names)?;
+        uploaded.remove(&uploaded.records)?;
+    }
+    home.remove(&home.names)?;
+    if dir.record()?.as_ref() != Some(&record) {
+        bail!(
+            "the job {} was started on another machine meanwhile: what it has saved since stays",
+            dir.key()
+        );
+    }
+    let local = |error| anyhow!("cannot delete the job's directory {}: {error}", dir.path().display());
+    remove_local(dir).map_err(local)?;
+    home.remove(&home.records)?;
+    remove_rest(dir, lock).map_err(local)
+}
+
+/// Deletes the files in the job's directory, except the record and the lock.
+fn remove_local(dir: &JobDir) -> io::Result<()> {
+    for entry in fs::read_dir(dir.path())? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(|name| LAST.contains(&name)) {
+            continue;
+        }
+        let is_folder_of_objects = entry.file_name().to_str().is_some_and(|name| FOLDERS.contains(&name));
+        match entry.file_type()?.is_dir() {
+            // What was not listed is newer. Leftovers of writers do not matter.
+            true if is_folder_of_objects && !is_emptied(&entry.path())? => {
+                return Err(io::Error::other(format!("{} has new files", entry.path().display())));
+            }
+            true => fs::remove_dir_all(entry.path())?,
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether a folder has no objects: files of interrupted writers are none.
+fn is_emptied(folder: &std::path::Path) -> io::Result<bool> {
+    for entry in fs::read_dir(folder)? {
+        if !entry?.file_name().to_string_lossy().starts_with(".tmp-") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Deletes what is left: a record of an older version, and the lock with its directory. Another launcher may make both again
+/// at once, and then waits for no one: it notices that the lock that it had opened is gone.
+fn remove_rest(dir: &JobDir, lock: JobLock) -> io::Result<()> {
+    let ignore_missing = |result: io::Result<()>| match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    };
+    ignore_missing(fs::remove_file(dir.path().join("job.json")))?;
+    ignore_missing(fs::remove_dir_all(dir.path().join(RECORD)))?;
+    ignore_missing(fs::remove_file(dir.path().join("lock")))?;
+    drop(lock);
+    match fs::remove_dir(dir.path()) {
+        // Somebody has started the job again.
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        other => ignore_missing(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::root::Root;
+    use ckpt_snapshot::{Input, JobIdentity, JobKey, Manifest, OpenError, SnapshotId, Store};
+    use std::path::{Path, PathBuf};
+    use std::time::SystemTime;
+
+    fn record(outcome: JobOutcome, claims: u64) -> JobRecord {
+        JobRecord {
+            version: 1,
+            cwd: "/".to_owned(),
+            argv: vec!["train".to_owned()],
+            run: 1,
+            last_sequence: 2,
+            sequence_before_run: 0,
+            abandoned: Vec::new(),
+            deleted: Vec::new(),
+            resumed_from: None,
+            claims,
+            claimed_at_sequence: 0,
+            launcher: String::new(),
+            outcome,
+        }
+    }
+
+    fn save(store: &dyn Store, job: &JobDir, number: u64) -> SnapshotId {
+        let id = SnapshotId::new(number, SystemTime::UNIX_EPOCH);
+        let mut writer = store.begin(&id, 0).unwrap();
+        let content = vec![u8::try_from(number).unwrap(); 5000];
+        let path = RelPath::new("images/pages-1.img").unwrap();
+        writer.put(&[Input { path, from: &content }], &|_| {}).unwrap();
+        let identity = JobIdentity { key: job.key().to_string(), cwd: "/".into(), argv: Vec::new() };
+        writer.commit(Manifest::new(id.clone(), identity)).unwrap();
+        id
+    }
+
+    /// The files in a directory, at any depth.
+    fn files(dir: &Path) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(dir).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => found.extend(files(&path)),
+                false => found.push(path),
+            }
+        }
+        found.sort();
+        found
+    }
+
+    /// Deletes a job that does not run. A program that another test starts has its lock for a moment.
+    fn tried(options: &StoreOptions, job: &JobDir) -> Result<()> {
+        loop {
+            match delete(options, job) {
+                Err(error) if matches!(error.downcast_ref(), Some(OpenError::Locked { .. })) => {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The options of a store of each kind below `dir`.
+    fn kinds(dir: &Path) -> [StoreOptions; 3] {
+        let url = |name: &str| {
+            let path = dir.join(name);
+            fs::create_dir_all(&path).unwrap();
+            Some(format!("file://{}", path.display()).parse().unwrap())
+        };
+        let at = |name: &str| StoreOptions { dir: dir.join(name), ..StoreOptions::default() };
+        [
+            at("plain"),
+            StoreOptions { upload: url("uploads"), ..at("uploaded") },
+            StoreOptions { url: url("address"), ..at("local") },
+        ]
+    }
+
+    /// A job with two snapshots, a mark and files of all kinds.
+    fn job(options: &StoreOptions, name: &str, outcome: JobOutcome) -> (Root, JobDir) {
+        let root = Root::open_or_create(options, &options.pace()).unwrap();
+        let job = root.job(&JobKey::named(name).unwrap());
+        fs::create_dir_all(job.path()).unwrap();
+        fs::write(job.path().join("lock"), "").unwrap();
+        job.set_record(&record(JobOutcome::Unfinished, 0)).unwrap();
+        job.set_record(&record(outcome, 0)).unwrap();
+        let store = tiers::open(options, &job).unwrap();
+        for number in [1, 2] {
+            let id = save(&*store, &job, number);
+            if options.upload.is_some() {
+                store.copy(&id, tiers::DISK, tiers::REMOTE, &|_| {}, &Default::default()).unwrap();
+            }
+            job.change_marks(|marks| marks.pin(&id)).unwrap();
+        }
+        if let Some(medium) = tiers::uploads(options, &job, Options::default()).unwrap() {
+            job.clone().with_content_in(medium).set_record(&record(outcome, 0)).unwrap();
+        }
+        fs::write(job.path().join("journal.jsonl"), "{}\n").unwrap();
+        fs::create_dir_all(job.path().join("kept/a/b")).unwrap();
+        fs::write(job.path().join("kept/a/b/log"), "x").unwrap();
+        (root, job)
+    }
+
+    #[test]
+    fn all_of_a_complete_job_is_deleted_and_nothing_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        for options in kinds(dir.path()) {
+            let (_, other) = job(&options, "other", JobOutcome::Complete);
+            let before = files(dir.path());
+            let (root, gone) = job(&options, "gone", JobOutcome::Complete);
+            assert!(files(dir.path()).len() >= before.len() + 8);
+            tried(&options, &gone).unwrap();
+            assert_eq!(files(dir.path()), before);
+            assert!(!gone.path().exists());
+            let names: Vec<_> = root.jobs().unwrap().iter().map(|job| job.key().to_string()).collect();
+            assert_eq!(names, ["other"]);
+            assert_eq!(tiers::open(&options, &other).unwrap().list().unwrap().len(), 2);
+        }
+    }
+
+    #[test]
+    fn a_job_that_may_be_resumed_is_refused_and_unchanged() {
+        let dir = tempfile::tempdir().unwrap();
+        for options in kinds(dir.path()) {
+            for (name, outcome, why) in [
+                ("failed", JobOutcome::Failed { code: 7 }, "failed with exit code 7"),
+                ("unfinished", JobOutcome::Unfinished, "was preempted"),
+            ] {
+                let (_, job) = job(&options, name, outcome);
+                let before = files(dir.path());
+                let error = tried(&options, &job).unwrap_err();
+                assert!(error.to_string().contains(why), "{error}");
+                assert_eq!(files(dir.path()), before);
+            }
+            let (_, running) = job(&options, "running", JobOutcome::Complete);
+            let lock = running.lock_to_run(|_| {}).unwrap();
+            let error = delete(&options, &running).unwrap_err();
+            assert!(matches!(error.downcast_ref(), Some(OpenError::Locked { .. })), "{error}");
+            drop(lock);
+            tried(&options, &running).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_job_that_another_machine_took_up_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let [_, options, _] = kinds(dir.path());
+        let (_, job) = job(&options, "moved", JobOutcome::Complete);
+        let medium = tiers::uploads(&options, &job, Options::default()).unwrap().unwrap();
+        let remote = job.clone().with_content_in(medium);
+        remote.set_record(&record(JobOutcome::Unfinished, 1)).unwrap();
+        let before = files(dir.path());
+        let error = tried(&options, &job).unwrap_err();
+        assert!(error.to_string().contains("started on another machine"), "{error}");
+        assert_eq!(files(dir.path()), before);
+        // An upload that failed says nothing of the job.
+        remote.set_record(&record(JobOutcome::Unfinished, 0)).unwrap();
+        tried(&options, &job).unwrap();
+    }
+
+    #[test]
+    fn the_record_that_counts_is_deleted_last() {
+        let names = ["job/9.json", "job/10.json", "job/2.json", "job/x"];
+        let mut sorted = names.map(|name| RelPath::new(name).unwrap());
+        sorted.sort_by_key(|name| number(name.as_str()));
+        assert_eq!(sorted.map(|name| name.to_string()), ["job/x", "job/2.json", "job/9.json", "job/10.json"]);
+    }
+}
