@@ -47,7 +47,7 @@ pub enum Command {
     Ps(JsonArgs),
     /// Explain what happened to a job, why, and what to do
     Explain(ExplainArgs),
-    /// Show what a job wrote last in each of its sessions, and where its logs are
+    /// Show the last output of each session of a job, from its start or resume to its end, and the paths of its log files
     Logs(JobArgs),
     /// Show what a job's time went into, as a web page with -o
     Report(ReportArgs),

@@ -36,6 +36,7 @@ const VALUES: &[(&str, &[&str])] = &[
     ("interval", &["off"]),
     ("resume-policy", &["newest"]),
     ("log-format", &["text", "json"]),
+    ("on-signal", &["off", "TERM", "USR1", "USR2", "HUP", "INT", "QUIT", "XCPU"]),
 ];
 
 /// Values of `--resume`, besides snapshots.
@@ -310,6 +311,7 @@ mod tests {
         assert_eq!(offered("--compress a").unwrap(), ["auto"]);
         assert_eq!(offered("ls --resume ").unwrap(), RESUME);
         assert_eq!(offered("--compress -"), None);
+        assert_eq!(offered("--on-signal U").unwrap(), ["USR1", "USR2"]);
         assert_eq!(offered("--grace "), None);
         assert_eq!(offered("show "), None, "without a store");
         for (option, values) in VALUES.iter().chain([&("resume", &RESUME[..])]) {
