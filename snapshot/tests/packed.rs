@@ -3,8 +3,9 @@
 mod common;
 
 use ckpt_snapshot::chunk::{CHUNK_BYTES, ChunkId};
+use ckpt_snapshot::codec::{Codec, Compression};
 use ckpt_snapshot::*;
-use common::{assert_holds, bytes_of, manifest, noise, packed, path, save};
+use common::{assert_holds, bytes_of, manifest, noise, packed, packed_with, path, save};
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -51,7 +52,20 @@ fn what_is_there_is_not_stored_again() {
     let more_bytes = bytes_of(dir.path(), ".pack").unwrap() - first_bytes;
     assert!(more_bytes < CHUNK_BYTES as u64 + 100_000, "one chunk has changed: {more_bytes}");
     assert_eq!(saved.stored_bytes, Some(CHUNK_BYTES as u64));
+    assert_eq!(saved.changed_bytes, Some(CHUNK_BYTES as u64));
     assert_holds(&packed(dir.path()), &saved, &[("gpu/1.mem", &content)]);
+}
+
+#[test]
+fn what_has_changed_is_counted_before_compression() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = packed_with(dir.path(), Codec::new(Compression::Zstd { level: 1 }, None));
+    let content: Vec<u8> = (0..4 * CHUNK_BYTES).map(|at| (1 + at / CHUNK_BYTES) as u8).collect();
+    let first = save(&store, 1, &[("images/pages-1.img", &content)]).unwrap();
+    assert_eq!(first.changed_bytes, Some(content.len() as u64));
+    assert!(first.stored_bytes.unwrap() < content.len() as u64 / 10, "{first:?}");
+    let again = save(&store, 2, &[("images/pages-1.img", &content)]).unwrap();
+    assert_eq!((again.changed_bytes, again.stored_bytes), (Some(0), Some(0)));
 }
 
 /// A dump that is tried again stores its device memory again.

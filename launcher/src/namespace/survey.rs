@@ -252,6 +252,22 @@ mod tests {
         assert!(!below(20) && !below(21));
     }
 
+    #[test]
+    fn the_memory_of_a_process_is_read() {
+        let status = "Name:\tpt main\u{fffd}\nState:\tS (sleeping)\nRssAnon:\t     100 kB\nRssFile:\t   9 kB\n\
+            RssShmem:\t      30 kB\nVmSwap:\t       4 kB\nHugetlbPages:\t    2048 kB\n";
+        let wanted = ProcessMemory {
+            pid: 7,
+            name: "pt main\u{fffd}".to_owned(),
+            private_bytes: 2152 << 10,
+            shared_bytes: 30 << 10,
+            device_bytes: 0,
+        };
+        assert_eq!(process_memory(7, status), wanted);
+        // One that has ended and is not waited for.
+        assert_eq!(process_memory(8, "Name:\tsh\nState:\tZ (zombie)\n").private_bytes, 0);
+    }
+
     fn counted(file: &std::fs::File) -> u64 {
         let (found, is_complete) = files_in_memory(std::process::id().cast_signed());
         assert!(is_complete || !rustix::process::getuid().is_root());
