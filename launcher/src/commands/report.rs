@@ -226,6 +226,32 @@ mod tests {
     use crate::job::times::{LateRank, Segment, Session, SessionEnding, Snapshot};
     use ckpt_protocol::control::StallPhases;
 
+    /// The phases of as many pauses of 0.25 s.
+    fn phases_of(pauses: u64) -> StallPhases {
+        let (detach_us, dump_us, attach_us) = (50_000 * pauses, 100_000 * pauses, 100_000 * pauses);
+        StallPhases { detach_us, dump_us, attach_us, ..StallPhases::default() }
+    }
+
+    fn example_totals() -> Totals {
+        Totals {
+            snapshots: 2,
+            stall_us: 500_000,
+            stall_phases: phases_of(2),
+            bytes: 10_000_000,
+            changed_bytes: 400_000,
+            changed_stored_bytes: 140_000,
+            stored_bytes: 140_000,
+        }
+    }
+
+    fn example_memory(name: &str) -> Memory {
+        let processes = vec![
+            memory::tests::process(12, name, [3_000_000, 1_000_000, 6_000_000]),
+            memory::tests::process(11, "sh", [2000, 0, 0]),
+        ];
+        Memory { snapshot: "000002".to_owned(), processes }
+    }
+
     /// A job of 100 s that was saved twice and failed once, with names that try to be markup.
     pub(super) fn example() -> Report {
         let evil = "<script>alert('\"&')</script>";
@@ -241,13 +267,11 @@ mod tests {
             host: Some(evil.to_owned()),
             launcher_pid: 7,
         };
-        let stall_phases =
-            StallPhases { detach_us: 50_000, dump_us: 100_000, attach_us: 100_000, ..StallPhases::default() };
         let snapshot = |id: &str, taken_unix_ms| Snapshot {
             id: id.to_owned(),
             taken_unix_ms,
             stall_us: 250_000,
-            stall_phases: Some(stall_phases),
+            stall_phases: Some(phases_of(1)),
             durable_ms: Some(1200),
             bytes: Some(5_000_000),
             stored_bytes: Some(70_000),
@@ -272,20 +296,7 @@ mod tests {
             ],
             command: format!("train {evil}"),
             sessions: vec![session(0, None, 0), session(30_000, Some("000001"), 9500)],
-            totals: Totals {
-                snapshots: 2,
-                stall_us: 500_000,
-                stall_phases: StallPhases {
-                    detach_us: 100_000,
-                    dump_us: 200_000,
-                    attach_us: 200_000,
-                    ..StallPhases::default()
-                },
-                bytes: 10_000_000,
-                changed_bytes: 400_000,
-                changed_stored_bytes: 140_000,
-                stored_bytes: 140_000,
-            },
+            totals: example_totals(),
             snapshots: vec![snapshot("000001", 20_000), snapshot("000002", 39_900)],
             late_ranks: vec![LateRank { found_unix_ms: 25_000, what: format!("rank 3 of {evil}") }],
         };
@@ -297,13 +308,7 @@ mod tests {
             whole_ms: 100_000,
             effective_ratio: Some(0.9),
             times,
-            memory: Some(Memory {
-                snapshot: "000002".to_owned(),
-                processes: vec![
-                    memory::tests::process(12, evil, [3_000_000, 1_000_000, 6_000_000]),
-                    memory::tests::process(11, "sh", [2000, 0, 0]),
-                ],
-            }),
+            memory: Some(example_memory(evil)),
         }
     }
 
