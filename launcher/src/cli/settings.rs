@@ -152,7 +152,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("N"),
         default: "3",
         help: "Keep this many snapshots of a job",
-        long_help: "Keep this many snapshots of a job. Older ones are deleted only after a newer one is stored; the last good one is never deleted, nor the last one before a process of the job failed.",
+        long_help: "Keep this many snapshots of a job. Older ones are deleted only after a newer one is stored; the last good one is never deleted, nor the last one before a process of the job failed. With an interval of less than a minute, one that is a minute older than the newest stays as well, unless this is 1.",
         set: |config, option| option.put(&mut config.keep, "a number from 1", positive),
     },
     Setting {

@@ -81,6 +81,9 @@ struct Numbers {
 const ANON_SLACK_KIB: u64 = 12 << 10;
 /// A pack is rewritten only when enough of it is unused: until then the unused part takes space.
 const STORE_FACTOR: u64 = 2;
+/// Snapshots that stay in case that the job is about to fail: one that is a minute old, the one that will be that next, and
+/// the newest that is not doubtful.
+const BEFORE_FAILURES: usize = 3;
 /// Small packs that a short warm-up does not create.
 const FEW_FILES: u64 = 16;
 
@@ -117,7 +120,7 @@ impl Numbers {
             && self.mounts <= then.mounts
             && self.shm_entries <= then.shm_entries
             && self.runtime_entries <= then.runtime_entries
-            && self.snapshots <= KEEP as u64
+            && self.snapshots <= (KEEP + BEFORE_FAILURES) as u64
             && self.store_bytes <= then.store_bytes * STORE_FACTOR
             && self.store_files <= then.store_files * STORE_FACTOR + FEW_FILES
             // ckpt-run keeps that many logs of what has failed.
