@@ -1,6 +1,7 @@
 //! Messages over netlink, as bytes: those of nftables, and requests to other parts of the kernel. Numbers are those of the
 //! kernel's `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h` and `linux/netlink.h`.
 
+use rustix::io::retry_on_intr;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -138,11 +139,11 @@ impl Socket {
         message(&mut bytes, (BATCH_BEGIN, REQUEST, 0), (0, SUBSYSTEM), &[]);
         bytes.extend_from_slice(&batch.bytes);
         message(&mut bytes, (BATCH_END, REQUEST, batch.requests + 1), (0, SUBSYSTEM), &[]);
-        sendto(&self.0, &bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        self.send_bytes(&bytes)?;
         let (mut answered, mut first) = (0, Ok(()));
         let mut buffer = vec![0; 64 << 10];
         while answered < batch.requests {
-            let (received, _) = recv(&self.0, &mut buffer[..], RecvFlags::empty())?;
+            let received = self.receive(&mut buffer)?;
             for (sequence, error) in answers(&buffer[..received]) {
                 answered += 1;
                 if error != 0 && first.is_ok() {
@@ -164,7 +165,7 @@ impl Socket {
     pub(super) fn call(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
         self.send(kind, flags | REQUEST | ACK, body)?;
         let mut buffer = vec![0; 4096];
-        let (received, _) = recv(&self.0, &mut buffer[..], RecvFlags::empty())?;
+        let received = self.receive(&mut buffer)?;
         match answers(&buffer[..received]).first() {
             Some((_, 0)) => Ok(()),
             Some((_, error)) => Err(io::Error::from_raw_os_error(*error)),
@@ -180,7 +181,7 @@ impl Socket {
         self.send(kind, REQUEST | DUMP, body)?;
         let (mut found, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
         loop {
-            let (received, _) = recv(&self.0, &mut buffer[..], RecvFlags::empty())?;
+            let received = self.receive(&mut buffer)?;
             for (kind_of_answer, content) in messages(&buffer[..received]) {
                 match kind_of_answer {
                     DONE => return Ok(found),
@@ -202,8 +203,18 @@ impl Socket {
         request.extend_from_slice(&flags.to_ne_bytes());
         request.extend_from_slice(&[0; 8]);
         request.extend_from_slice(body);
-        sendto(&self.0, &request, SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        self.send_bytes(&request)
+    }
+
+    fn send_bytes(&self, bytes: &[u8]) -> io::Result<()> {
+        retry_on_intr(|| sendto(&self.0, bytes, SendFlags::empty(), &SocketAddrNetlink::new(0, 0)))?;
         Ok(())
+    }
+
+    /// The number of bytes that were received.
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let (received, _) = retry_on_intr(|| recv(&self.0, &mut *buffer, RecvFlags::empty()))?;
+        Ok(received)
     }
 }
 
