@@ -12,6 +12,7 @@ mod conformance;
 mod demo;
 mod dist;
 mod elf;
+mod failures;
 mod process;
 mod say;
 mod skips;

@@ -1,9 +1,11 @@
 //! `cargo xtask test`: everything that the tests need, then the tests.
 
-use std::process::{Command, ExitCode};
+use std::io::BufReader;
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result};
 
+use crate::failures::Failures;
 use crate::tools::{self, Tool, Variables};
 use crate::{bundle, dist, process, skips, workspace};
 
@@ -22,7 +24,7 @@ const SYSTEM_CALL_ROUNDS: &str = "50";
 const PROPTEST_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "1");
 
 /// How long the tests of one program may take: a program that hangs is ended and named, and the others still run.
-const PROGRAM_LIMIT: &str = "25m";
+const PROGRAM_LIMIT: &str = "35m";
 const FULL_PROGRAM_LIMIT: &str = "60m";
 
 /// Options of `cargo xtask test`.
@@ -68,8 +70,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let skipped = skips::file()?;
     skips::clear(&skipped)?;
-    let status = test.env(skips::FILE_VARIABLE, &skipped).status().context("could not start cargo test")?;
+    test.env(skips::FILE_VARIABLE, &skipped).stdout(Stdio::piped());
+    let mut child = test.spawn().context("could not start cargo test")?;
+    let failures = Failures::read(BufReader::new(child.stdout.take().context("no output of cargo test")?))?;
+    let status = child.wait()?;
     let all_may_skip = skips::report(&skips::read(&skipped)?);
+    print!("{}", failures.report());
     Ok(if status.success() && !all_may_skip { ExitCode::FAILURE } else { process::exit_code(status) })
 }
 
