@@ -12,6 +12,11 @@ use crate::memory::WindowCache;
 /// How long a unit sleeps when none of its warps can continue. The kernel hangs then, as it would on a device; what is
 /// left to do is to see whether it is cancelled.
 const HUNG_POLL: Duration = Duration::from_millis(1);
+/// How long a unit sleeps when all of its warps wait for memory and say so (`nanosleep`). Without it, kernels that wait for
+/// each other take the processors from what they wait for.
+const PAUSE: Duration = Duration::from_micros(20);
+/// How often it gives way before it sleeps.
+const YIELDS: u32 = 8;
 
 /// A block, without its warps.
 pub(super) struct BlockState {
@@ -49,6 +54,15 @@ pub(super) struct Env<'e> {
     pub(super) cluster: &'e mut ClusterBarrier,
 }
 
+/// What came of a turn of all warps.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Progress {
+    None,
+    /// Those that ran did so until they paused.
+    Polled,
+    Some,
+}
+
 impl Cluster {
     fn new(kernel: &Kernel<'_>, number: u64) -> Cluster {
         let size = kernel.cluster_size();
@@ -78,9 +92,9 @@ impl Cluster {
         self.done = false;
     }
 
-    /// Gives each warp one time slice. Answers whether any of them did something.
-    fn turn(&mut self, kernel: &Kernel<'_>, windows: &mut WindowCache) -> Result<bool, Fault> {
-        let mut progress = false;
+    /// Gives each warp one time slice.
+    fn turn(&mut self, kernel: &Kernel<'_>, windows: &mut WindowCache) -> Result<Progress, Fault> {
+        let mut progress = Progress::None;
         let mut done = true;
         for block in &mut self.blocks {
             for warp in &mut block.warps {
@@ -95,21 +109,20 @@ impl Cluster {
                     cluster: &mut self.barrier,
                 };
                 match warp.run(&mut env)? {
-                    Outcome::Done => progress = true,
+                    Outcome::Done => progress = Progress::Some,
                     Outcome::Waiting { ran } => {
                         done = false;
-                        progress |= ran;
+                        progress = progress.max(if ran { Progress::Some } else { Progress::None });
                     }
                     Outcome::SliceUsed => {
                         done = false;
-                        progress = true;
+                        progress = Progress::Some;
                         kernel.check_stop()?;
                     }
                     Outcome::Yielded => {
                         done = false;
-                        progress = true;
+                        progress = progress.max(Progress::Polled);
                         kernel.check_stop()?;
-                        std::thread::yield_now();
                     }
                 }
             }
@@ -139,19 +152,24 @@ impl Unit {
     }
 
     pub(super) fn run(&mut self, kernel: &Kernel<'_>, windows: &mut WindowCache) -> Result<(), Fault> {
+        let mut polled = 0;
         loop {
-            let mut progress = false;
+            let mut progress = Progress::None;
             let mut done = true;
             for cluster in self.clusters.iter_mut().filter(|cluster| !cluster.done) {
-                progress |= cluster.turn(kernel, windows)?;
+                progress = progress.max(cluster.turn(kernel, windows)?);
                 done &= cluster.done;
             }
             if done || kernel.stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
             kernel.check_stop()?;
-            if !progress {
-                std::thread::sleep(HUNG_POLL);
+            polled = if progress == Progress::Polled { polled + 1 } else { 0 };
+            match progress {
+                Progress::None => std::thread::sleep(HUNG_POLL),
+                Progress::Polled if polled > YIELDS => std::thread::sleep(PAUSE),
+                Progress::Polled => std::thread::yield_now(),
+                Progress::Some => {}
             }
         }
     }
