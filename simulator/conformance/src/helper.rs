@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::io::FdFlags;
@@ -31,6 +32,9 @@ fn broken(what: &str) -> impl Fn(std::io::Error) -> Stop {
 }
 
 impl Helper {
+    /// The end of the message that a helper has ended.
+    pub const ENDED: &str = "it has ended";
+
     /// Starts a process that has opened the driver, and no more.
     pub fn spawn() -> Result<Self> {
         Self::spawn_by(|command| command)
@@ -86,7 +90,7 @@ impl Helper {
         loop {
             let mut line = String::new();
             if self.answers.read_line(&mut line).map_err(broken("answer"))? == 0 {
-                return failed("helper process: it has ended");
+                return failed(format!("helper process: {}", Self::ENDED));
             }
             if let Some(answer) = line.trim_end().strip_prefix(ANSWER) {
                 return match answer.split_once(' ') {
@@ -107,6 +111,11 @@ impl Helper {
     /// Takes a descriptor from the helper.
     pub fn receive(&self) -> Result<OwnedFd> {
         receive_descriptor(&self.socket).map_err(broken("receiving a descriptor"))
+    }
+
+    /// The signal that ends the process, which has closed its output or is about to.
+    pub fn end_signal(&mut self) -> Result<Option<i32>> {
+        Ok(self.child.wait().map_err(broken("wait"))?.signal())
     }
 
     /// Kills the process with SIGKILL and waits for its end.

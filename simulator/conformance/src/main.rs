@@ -22,6 +22,7 @@ mod report;
 mod roles;
 mod rounding;
 mod run;
+mod turns;
 mod vmm;
 
 use std::io::Write;

@@ -263,7 +263,9 @@ pub fn say(text: String) {
     *SAID.lock() = text;
 }
 
-/// From this version on (2.30.3), NCCL_MULTI_RANK_GPU_ENABLE lets ranks share a GPU.
+/// Set to 1, it lets ranks share a GPU.
+pub const SHARES_GPUS: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+/// From this version on (2.30.3), [`SHARES_GPUS`] lets ranks share a GPU.
 const SHARES_GPUS_FROM: c_int = 23003;
 
 /// What a rank does.
@@ -293,8 +295,9 @@ pub fn ask(scenario: &str, ranks: usize, variables: &[(&str, &str)]) -> Result<V
         command.env("SIMCUDA_DEVICES", ranks.max(2).to_string());
         // Processes of one machine: the sockets stay within it.
         command.env("NCCL_SOCKET_IFNAME", "lo").envs(variables.iter().copied());
-        if ranks > usize::try_from(devices).unwrap_or(0) {
-            command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+        let is_chosen = variables.iter().any(|(name, _)| *name == SHARES_GPUS);
+        if !is_chosen && ranks > usize::try_from(devices).unwrap_or(0) {
+            command.env(SHARES_GPUS, "1");
             if version < SHARES_GPUS_FROM {
                 // Ranks of different machines are not compared.
                 command.env("NCCL_HOSTID", format!("rank-{rank}")).env("NCCL_NET", "Socket");

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use cuda_abi::types::*;
 
 use crate::check::{Result, Stop, failed};
-use crate::{checks, cu, gpu, helper, kernels, multicast, nccl, ok, pools, questions, vmm};
+use crate::{checks, cu, gpu, helper, kernels, multicast, nccl, ok, pools, questions, turns, vmm};
 
 /// This program in a role. It is killed when its parent ends.
 pub fn command(lib: &Path, words: &[&str]) -> std::io::Result<Command> {
@@ -56,7 +56,7 @@ fn identify() -> Result<String> {
 fn serve(socket: i32) -> anyhow::Result<()> {
     // SAFETY: the parent made this descriptor for us, and nothing else in this process knows it.
     let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(socket) });
-    let mut state = Served { socket, handle: 0, exporter: None };
+    let mut state = Served { socket, handle: 0, exporter: None, kernel: None };
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<_> = line.split(' ').collect();
@@ -74,6 +74,7 @@ struct Served {
     /// The physical memory that was created or imported last.
     handle: u64,
     exporter: Option<pools::Exporter>,
+    kernel: Option<turns::Waiting>,
 }
 
 fn number(text: &str) -> Result<u64> {
@@ -118,6 +119,16 @@ impl Served {
                 gpu::launch(kernel, 1, 1, std::ptr::null_mut(), &parameters)?;
                 gpu::synchronize().map(|()| String::new())
             }
+            ["kernel-run"] => turns::run().map(|()| String::new()),
+            ["kernel-wait"] => {
+                self.kernel = Some(turns::Waiting::start()?);
+                Ok(String::new())
+            }
+            ["kernel-end"] => match self.kernel.take() {
+                Some(kernel) => kernel.end(),
+                None => failed("no kernel waits"),
+            },
+            ["use-released", way] => vmm::use_released(way).map(|()| String::new()),
             ["ckpt", step] => questions::jobs::perform(step).map(|()| String::new()),
             ["share-and-checkpoint"] => questions::jobs::share_and_checkpoint(),
             ["reserve-at", address, bytes] => reserve_at(number(address)?, size(bytes)?).map(text),

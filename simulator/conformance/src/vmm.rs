@@ -5,7 +5,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use cuda_abi::sys;
 use cuda_abi::types::*;
 
-use crate::check::Result;
+use crate::check::{Result, Stop};
+use crate::helper::Helper;
 use crate::{gpu, ok};
 
 /// Both kinds of access.
@@ -108,6 +109,37 @@ pub fn mapped(size_bytes: usize, exportable: bool) -> Result<(u64, u64)> {
     map(address, size_bytes, handle)?;
     allow(address, size_bytes, READ_WRITE)?;
     Ok((address, handle))
+}
+
+/// Ways of using a handle, for [`use_released`].
+pub const WAYS: [&str; 4] = ["map", "release", "export", "ask"];
+
+/// Uses the handle of memory that was released.
+pub fn use_released(way: &str) -> Result {
+    let size_bytes = granularity()?;
+    let (address, handle) = (reserve(size_bytes)?, create(size_bytes, true)?);
+    ok!(cuMemRelease(handle));
+    match way {
+        "map" => map(address, size_bytes, handle)?,
+        "release" => ok!(cuMemRelease(handle)),
+        "export" => drop(export(handle)?),
+        _ => {
+            let mut properties = properties(0, true);
+            ok!(cuMemGetAllocationPropertiesFromHandle(&raw mut properties, handle));
+        }
+    }
+    Ok(())
+}
+
+/// What becomes of a process that does so: the signal that ends it, or the call's outcome.
+pub fn end_of_using_released(way: &str) -> Result<(Option<i32>, String)> {
+    let mut helper = Helper::start()?;
+    match helper.ask(&format!("use-released {way}")) {
+        Ok(_) => Ok((None, "CUDA_SUCCESS".to_owned())),
+        Err(Stop::Failed(text)) if text.ends_with(Helper::ENDED) => Ok((helper.end_signal()?, text)),
+        Err(Stop::Failed(text)) => Ok((None, text)),
+        Err(skipped) => Err(skipped),
+    }
 }
 
 /// Undoes [`mapped`].

@@ -28,6 +28,8 @@ pub struct Config {
     pub is_mps: bool,
     /// `SIMCUDA_THREADS`: how many host threads run a kernel's blocks.
     pub threads: usize,
+    /// `SIMCUDA_SWITCH_TIMEOUT_MS`: how long a kernel may keep another process waiting, see [`crate::Turns`].
+    pub switch_timeout: Duration,
     /// `SIMCUDA_JITTER`: seed of the random delays before each piece of asynchronous work.
     pub jitter: Option<u64>,
 }
@@ -58,6 +60,9 @@ impl Config {
             is_mig: variable("SIMCUDA_MIG", false, parse_switch)?,
             is_mps: variable("SIMCUDA_MPS", false, parse_switch)?,
             threads: variable("SIMCUDA_THREADS", cores, |text| text.parse().ok().filter(|n| *n > 0))?,
+            switch_timeout: variable("SIMCUDA_SWITCH_TIMEOUT_MS", Duration::from_secs(5), |text| {
+                text.parse().ok().map(Duration::from_millis)
+            })?,
             jitter: variable("SIMCUDA_JITTER", None, |text| text.parse().ok().map(Some))?,
         })
     }

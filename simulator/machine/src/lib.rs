@@ -9,6 +9,7 @@ mod gpu;
 mod ledger;
 mod mapping;
 mod release;
+mod turns;
 
 pub use counters::Counters;
 pub use dump_blockers::DumpBlockers;
@@ -16,6 +17,7 @@ pub use gpu::{Gpu, visible};
 pub use ledger::{Ledger, TRAILER_BYTES, own_directory, under_lock};
 pub use mapping::Mapping;
 pub use release::Release;
+pub use turns::{Turn, Turns};
 
 const FIRST_BUS: usize = 0x10;
 

@@ -7,11 +7,20 @@ use dashmap::DashMap;
 
 /// Handles are assigned in order and never reused, so that a stale one is detected. They look like pointers
 /// and point nowhere: the top of the user address range, where nothing is mapped by default.
-static NEXT: AtomicUsize = AtomicUsize::new(0x7e57_0000_0000);
+static NEXT: AtomicUsize = AtomicUsize::new(FIRST);
+
+/// The handle that is given out first.
+const FIRST: usize = 0x7e57_0000_0000;
+const STEP: usize = 0x10;
 
 /// A fresh handle.
 pub(crate) fn fresh() -> usize {
-    NEXT.fetch_add(0x10, Ordering::Relaxed)
+    NEXT.fetch_add(STEP, Ordering::Relaxed)
+}
+
+/// Whether the value was given out as a handle, whatever has become of the object.
+pub(crate) fn was_given(value: usize) -> bool {
+    (FIRST..NEXT.load(Ordering::Relaxed)).contains(&value) && (value - FIRST).is_multiple_of(STEP)
 }
 
 /// All live objects of one kind.

@@ -13,7 +13,7 @@ LIMIT_S = 150
 # may be slow.
 CHECK_LIMIT = {"CONFORMANCE_LIMIT_S": "30"}
 # What the interposer does otherwise, and answers that it does not change: as simulator/conformance/tests/suite.rs has them.
-OTHERWISE_INTERPOSED = {"fault/sticky"}
+OTHERWISE_INTERPOSED = {"fault/sticky", "vmm/released-handle"}
 SAME_ANSWERS = {"question/attributes", "question/memory-info", "question/ipc-interior"}
 
 

@@ -13,7 +13,7 @@ use crate::gpu::Flag;
 use crate::helper::Helper;
 use crate::multicast::{self, Team};
 use crate::vmm::{READ_WRITE, allow, create, granularity, map, mapped};
-use crate::{cu, ensure, gives, gpu, kernels, ok, refuses};
+use crate::{cu, ensure, gives, gpu, kernels, ok, refuses, turns};
 
 /// The checks of this area.
 pub const CHECKS: &[Check] = &[
@@ -114,6 +114,11 @@ pub const CHECKS: &[Check] = &[
         "checkpoint/multicast-released",
         "once the object is unbound, unmapped and released, the process is checkpointed as any other",
         multicast_released,
+    ),
+    check(
+        "checkpoint/kernels-in-turns",
+        "the device switches between the kernels of two processes; once it has restored one of them, a kernel that keeps another process waiting for 5 s fails (580.159.04)",
+        kernels_in_turns,
     ),
     check("checkpoint/unmapped-range", "a reservation without memory stays reserved", unmapped_range),
     check(
@@ -558,6 +563,18 @@ fn cupti() -> Result {
     expect_equal("cuptiActivityDisable", disable(KERNELS), 0)?;
     expect_equal("cuptiFinalize", finalize(), 0)?;
     is_refused()
+}
+
+fn kernels_in_turns() -> Result {
+    gpu::needs_driver(12080)?;
+    let mut first = turns::helper()?;
+    let mut second = turns::helper()?;
+    let before = turns::are_taken(&mut first, &mut second)?;
+    turns::cycle(&mut first)?;
+    let after = turns::are_taken(&mut first, &mut second)?;
+    expect_equal("whether the device switches, before and after", (before, after), (true, false))?;
+    // The process whose kernel waited goes on.
+    second.ask("kernel-run").map(drop)
 }
 
 fn mig() -> Result {

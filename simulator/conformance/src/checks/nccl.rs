@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use cuda_abi::types::*;
 
 use crate::check::{Check, Result, Stop, check, expect_equal, question};
-use crate::nccl::{Comm, Config, Rank, Scenario, ask, code, nccl, run, say, unique_id};
+use crate::nccl::{Comm, Config, Rank, SHARES_GPUS, Scenario, ask, code, nccl, run, say, unique_id};
 use crate::{cu, ensure, gpu, nc, nccl_gives, nccl_ok, ok};
 
 /// The checks of this area.
@@ -89,7 +89,7 @@ pub const CHECKS: &[Check] = &[
     check(
         "nccl/duplicate-device",
         "two ranks on one device are an invalid usage (source: user guide)",
-        || run("duplicate", 2, &[("NCCL_MULTI_RANK_GPU_ENABLE", "0")]),
+        || run("duplicate", 2, &[(SHARES_GPUS, "0")]),
     ),
     question("question/nccl-mismatch", "what a rank reports whose peer calls another collective", || {
         answers("mismatch", &[])

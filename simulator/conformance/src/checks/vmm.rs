@@ -6,7 +6,7 @@ use crate::check::{Check, Result, check, expect_equal};
 use crate::vmm::{
     READ_WRITE, access, allow, create, granularity, map, mapped, place, properties, reserve, unmap,
 };
-use crate::{cu, ensure, gives, gpu, kernels, ok, refuses};
+use crate::{cu, ensure, gives, gpu, kernels, ok, refuses, vmm};
 
 /// The checks of this area.
 pub const CHECKS: &[Check] = &[
@@ -116,6 +116,11 @@ pub const CHECKS: &[Check] = &[
     check("vmm/across-mappings", "copies and fills run across adjacent mappings", across_mappings),
     check("vmm/keeps-content", "content stays when memory is unmapped and mapped elsewhere", keeps_content),
     check("vmm/not-cuMemFree", "cuMemFree of a mapping is CUDA_ERROR_INVALID_VALUE", not_mem_free),
+    check(
+        "vmm/released-handle",
+        "a process that maps memory by a handle that it has released is ended by a signal (580.159.04)",
+        released_handle,
+    ),
     check("vmm/peer-access", "access is given device by device (programming guide)", peer_access),
 ];
 
@@ -151,6 +156,12 @@ fn no_context() -> Result {
     let unit = granularity()?;
     let (address, handle) = mapped(unit, false)?;
     unmap(address, unit, handle)
+}
+
+fn released_handle() -> Result {
+    let (signal, outcome) = vmm::end_of_using_released("map")?;
+    ensure!(signal.is_some(), "{outcome}");
+    Ok(())
 }
 
 fn reserve_size() -> Result {
@@ -509,7 +520,7 @@ fn peer_access() -> Result {
     ok!(cuMemSetAccess(address, unit, &raw const access, 1));
     gpu::launch(store, 1, 1, std::ptr::null_mut(), &[address, 9])?;
     ok!(cuCtxSynchronize());
-    let none = crate::vmm::access(second, Access::CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    let none = vmm::access(second, Access::CU_MEM_ACCESS_FLAGS_PROT_NONE);
     ok!(cuMemSetAccess(address, unit, &raw const none, 1));
     gpu::launch(store, 1, 1, std::ptr::null_mut(), &[address, 9])?;
     let code = cu!(cuCtxSynchronize());

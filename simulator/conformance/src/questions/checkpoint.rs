@@ -7,7 +7,7 @@ use crate::check::{Result, Stop, failed};
 use crate::ckpt::{checkpoint, lock, me, restore, unlock};
 use crate::helper::Helper;
 use crate::vmm::{READ_WRITE, allow, create, export, import, map, mapped};
-use crate::{gpu, ok};
+use crate::{gpu, ok, turns};
 
 /// How much memory the questions use: a 16th of what is free, 1 GiB at most, in whole units of 2 MiB.
 fn size() -> Result<usize> {
@@ -163,4 +163,18 @@ pub(super) fn host_memory() -> Result<String> {
     let of_device = gpu::read::<u32>(address, 1)?[0];
     let of_host = word.load(std::sync::atomic::Ordering::SeqCst);
     Ok(format!("{text}; read by the device {of_device:#x}, by the host {of_host:#x}"))
+}
+
+/// In processes of their own: this one does not open the device.
+pub(super) fn turns_after_teardown() -> Result<String> {
+    gpu::needs_driver(12080)?;
+    let are_taken = || turns::are_taken(&mut turns::helper()?, &mut turns::helper()?);
+    let before = are_taken()?;
+    turns::cycle(&mut turns::helper()?)?;
+    let text = |are_taken| if are_taken { "yes" } else { "no" };
+    Ok(format!(
+        "before: {}; after a restore and the end of all processes: {}",
+        text(before),
+        text(are_taken()?)
+    ))
 }

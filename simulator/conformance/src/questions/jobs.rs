@@ -22,7 +22,7 @@ const TOOL: &str = "cuda-checkpoint";
 /// How long one try may take: outside of a job, the call hung in one report.
 const LIMIT: Duration = Duration::from_secs(8);
 /// All processes take a step before the next one.
-const STEPS: [&str; 4] = ["lock", "checkpoint", "restore", "unlock"];
+pub const STEPS: [&str; 4] = ["lock", "checkpoint", "restore", "unlock"];
 
 /// Takes one of [`STEPS`] in this process.
 pub fn perform(step: &str) -> Result {

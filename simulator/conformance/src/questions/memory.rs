@@ -10,16 +10,16 @@ use crate::check::{Result, Stop, failed};
 use crate::gpu::Flag;
 use crate::helper::Helper;
 use crate::vmm::{READ_WRITE, access, granularity, mapped, properties, reserve};
-use crate::{cu, gpu, multicast, ok};
+use crate::{cu, gpu, multicast, ok, vmm};
 
 pub(super) fn attributes() -> Result<String> {
     gpu::start()?;
     let unit = granularity()?;
     let (plain, size_bytes) = (gpu::alloc(1000)?, 4 * unit);
     let address = reserve(4 * size_bytes)?;
-    let handle = crate::vmm::create(size_bytes, true)?;
-    crate::vmm::map(address, size_bytes, handle)?;
-    crate::vmm::allow(address, size_bytes, READ_WRITE)?;
+    let handle = vmm::create(size_bytes, true)?;
+    vmm::map(address, size_bytes, handle)?;
+    vmm::allow(address, size_bytes, READ_WRITE)?;
     let mut lines = Vec::new();
     for (name, at) in
         [("plain", plain), ("plain+256", plain + 256), ("vmm", address), ("vmm+unit", address + unit as u64)]
@@ -59,10 +59,10 @@ pub(super) fn info() -> Result<String> {
     let taken = || -> Result<usize> { Ok(start.saturating_sub(gpu::free_bytes()?)) };
     let address = reserve(size_bytes)?;
     let reserved = taken()?;
-    let handle = crate::vmm::create(size_bytes, false)?;
+    let handle = vmm::create(size_bytes, false)?;
     let created = taken()?;
-    crate::vmm::map(address, size_bytes, handle)?;
-    crate::vmm::allow(address, size_bytes, READ_WRITE)?;
+    vmm::map(address, size_bytes, handle)?;
+    vmm::allow(address, size_bytes, READ_WRITE)?;
     let mapped = taken()?;
     ok!(cuMemRelease(handle));
     let released = taken()?;
@@ -357,13 +357,13 @@ pub(super) fn multicast_bound() -> Result<String> {
 pub(super) fn host_access() -> Result<String> {
     use cuda_abi::sys::{CUmemLocation as Location, CUmemLocationType as Kind};
     gpu::start()?;
-    let (unit, node) = (granularity()?, crate::vmm::node()?);
+    let (unit, node) = (granularity()?, vmm::node()?);
     let host = Location { type_: Kind::CU_MEM_LOCATION_TYPE_HOST, ..node };
     let mut lines = Vec::new();
     for (memory, place) in [("of a node", node), ("of the host", host)] {
-        let handle = crate::vmm::create_with(unit, &crate::vmm::host_properties(place, false))?;
+        let handle = vmm::create_with(unit, &vmm::host_properties(place, false))?;
         let address = reserve(unit)?;
-        crate::vmm::map(address, unit, handle)?;
+        vmm::map(address, unit, handle)?;
         for (name, accessor) in [("HOST_NUMA", node), ("HOST", host)] {
             let access = CUmemAccessDesc { location: accessor, flags: READ_WRITE };
             let code = cu!(cuMemSetAccess(address, unit, &raw const access, 1));
@@ -371,4 +371,12 @@ pub(super) fn host_access() -> Result<String> {
         }
     }
     Ok(lines.join("; "))
+}
+
+pub(super) fn released_handle() -> Result<String> {
+    let outcome = |way: &&str| {
+        let (signal, outcome) = vmm::end_of_using_released(way)?;
+        Ok(format!("{way}: {}", signal.map_or(outcome, |signal| format!("signal {signal}"))))
+    };
+    Ok(vmm::WAYS.iter().map(outcome).collect::<Result<Vec<_>>>()?.join(", "))
 }

@@ -126,6 +126,16 @@ pub const CHECKS: &[Check] = &[
         jobs::ipc,
     ),
     question(
+        "question/turns-after-teardown",
+        "does the device switch between the kernels of two processes again once it was torn down",
+        checkpoint::turns_after_teardown,
+    ),
+    question(
+        "question/released-handle",
+        "what becomes of a process that uses the handle of memory that it has released",
+        memory::released_handle,
+    ),
+    question(
         "question/export-after-restore",
         "can memory be exported again after a restore",
         checkpoint::export_after_restore,

@@ -173,7 +173,10 @@ fn restore(hold: &mut Option<Hold>, map: &[Pair]) -> Result {
                 CUresult::CUDA_ERROR_OPERATING_SYSTEM
             })
         })
-        .and_then(|()| memory::attach());
+        .and_then(|()| memory::attach())
+        .and_then(|()| {
+            context::all().iter().try_for_each(|context| memory::begin_turns(context.device.ordinal))
+        });
     if let Err(error) = attached {
         // The real driver does not recover from this either: every call fails from now on, and the process holds
         // on to what it has of the device.

@@ -9,7 +9,7 @@ use cuda_abi::sys::CUresult;
 use parking_lot::RwLock;
 use rustix::fs::{FlockOperation, flock};
 use simcuda_machine::config::Config;
-use simcuda_machine::{Counters, Gpu, Ledger, TRAILER_BYTES, device_file, own_directory};
+use simcuda_machine::{Counters, Gpu, Ledger, TRAILER_BYTES, Turn, Turns, device_file, own_directory};
 
 use super::layout::Location;
 use super::multicast;
@@ -28,6 +28,7 @@ pub(crate) struct DeviceMemory {
     config: Config,
     ledger: Ledger,
     pub(super) capacity_bytes: u64,
+    turns: Turns,
     /// The GPU's, which has the same one in every process.
     id: i32,
 }
@@ -95,6 +96,22 @@ pub(super) fn device_of_gpu(id: i32) -> Result<i32> {
     position.and_then(|at| i32::try_from(at).ok()).ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
 }
 
+/// Waits until a kernel of this process may run on a device, see [`Turns::take`].
+///
+/// # Errors
+/// As [`device`], and `CUDA_ERROR_OPERATING_SYSTEM`; the reason is printed to standard error.
+pub(crate) fn take_turn(ordinal: i32, is_wanted: &dyn Fn() -> bool) -> Result<Option<Turn<'static>>> {
+    device(ordinal)?.turns.take(is_wanted).map_err(failed)
+}
+
+/// A device has restored this process: its kernels take turns from now on.
+///
+/// # Errors
+/// As [`take_turn`].
+pub(crate) fn begin_turns(ordinal: i32) -> Result {
+    device(ordinal)?.turns.begin().map_err(failed)
+}
+
 pub(super) fn failed(error: impl Into<io::Error>) -> CUresult {
     let error = error.into();
     eprintln!("simcuda: device memory: {error}");
@@ -106,7 +123,8 @@ impl DeviceMemory {
         let ledger = Ledger::of(&config.directory, gpu.id);
         ledger.prepare()?;
         let id = i32::try_from(gpu.id).map_err(io::Error::other)?;
-        Ok(Self { config: config.clone(), ledger, capacity_bytes: gpu.memory_bytes, id })
+        let turns = Turns::of(&config.directory, gpu.id, config.switch_timeout);
+        Ok(Self { config: config.clone(), ledger, capacity_bytes: gpu.memory_bytes, turns, id })
     }
 
     /// The host's memory, which is there as long as the machine runs.
@@ -115,7 +133,8 @@ impl DeviceMemory {
         let capacity_bytes = info.totalram.saturating_mul(info.mem_unit.into());
         let ledger = Ledger::of_host(&config.directory);
         ledger.prepare()?;
-        Ok(Self { config: config.clone(), ledger, capacity_bytes, id: HOST_ID })
+        let turns = Turns::of(&config.directory, usize::MAX, config.switch_timeout);
+        Ok(Self { config: config.clone(), ledger, capacity_bytes, turns, id: HOST_ID })
     }
 
     /// The GPU's ID, as handles have it.
@@ -147,6 +166,7 @@ impl DeviceMemory {
         let file = device_file::open(&self.config.directory, usize::try_from(self.id).unwrap_or(0))?;
         if !self.config.is_persistent && device_file::is_only_opener(&file)? {
             self.ledger.clear(counters)?;
+            self.turns.end()?;
         }
         Ok(file)
     }

@@ -48,6 +48,7 @@ pub(crate) use host::{
     cuMemHostRegister_v2, cuMemHostUnregister,
 };
 pub(crate) use ipc::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2};
+pub(crate) use ledger::{begin_turns, take_turn};
 pub(crate) use managed::{
     cuMemAdvise, cuMemAdvise_v2, cuMemAllocManaged, cuMemPrefetchAsync, cuMemPrefetchAsync_v2,
     cuMemRangeGetAttribute, cuMemRangeGetAttributes,

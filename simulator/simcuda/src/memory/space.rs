@@ -221,6 +221,15 @@ pub(super) enum Target {
 }
 
 impl Target {
+    /// The value of the handles that stand for the memory, whether there is one or not.
+    pub(super) fn handle(&self) -> Option<u64> {
+        match self {
+            Self::Device { segment, .. } => Some(segment.handle),
+            Self::Multicast(object) => Some(object.handle),
+            Self::Host(_) => None,
+        }
+    }
+
     pub(super) fn segment(&self) -> Option<&Arc<Segment>> {
         match self {
             Self::Device { segment, .. } => Some(segment),

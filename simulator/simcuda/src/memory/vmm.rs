@@ -20,7 +20,7 @@ use super::segment::Segment;
 use super::space::{Access, Mapping, PAGE_BYTES, Reserved, Right, Target, hide_from_host, show_to_host};
 use super::state::{STATE, State};
 use crate::error::{Result, write_out};
-use crate::process;
+use crate::{handle, process};
 
 const PINNED: u32 = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32;
 const POSIX_DESCRIPTOR: u32 = layout::POSIX_DESCRIPTOR.0;
@@ -142,7 +142,20 @@ impl State {
     }
 
     pub(super) fn handle(&self, handle: u64) -> Result<&Handle> {
-        self.handles.get(&handle).ok_or(INVALID)
+        self.handles.get(&handle).ok_or_else(|| self.no_handle(handle))
+    }
+
+    /// The answer to a value that is not the handle of physical memory. The handle of memory that is gone kills the process
+    /// (seen with 580.159.04); that of memory which is still mapped was seen to be an error.
+    fn no_handle(&self, value: u64) -> CUresult {
+        let mut mapped = self.mappings.values().filter_map(|mapping| mapping.target.handle());
+        let mut bound = self.bindings.iter().map(|binding| &binding.segment);
+        let lives = mapped.any(|handle| handle == value) || bound.any(|segment| segment.handle == value);
+        if !lives && usize::try_from(value).is_ok_and(handle::was_given) {
+            eprintln!("simcuda: a handle of physical memory is used that is gone: {value:#x}");
+            std::process::abort();
+        }
+        INVALID
     }
 
     pub(super) fn add_handle(&mut self, object: Physical) -> u64 {
@@ -246,6 +259,7 @@ pub(crate) unsafe fn cuMemCreate(
 pub(crate) unsafe fn cuMemRelease(handle: CUmemGenericAllocationHandle) -> Result {
     process::machine()?;
     let mut state = STATE.write();
+    state.handle(handle)?;
     let known = state.handles.get_mut(&handle).ok_or(INVALID)?;
     known.references -= 1;
     let removed = if known.references == 0 { state.handles.remove(&handle) } else { None };

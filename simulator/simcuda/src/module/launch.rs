@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cuda_abi::sys::{self, CUresult};
 use cuda_abi::types::{CUfunction, CUstream};
+use simcuda_machine::Turn;
 use simcuda_ptx as ptx;
 
 use super::function::{self, Function};
@@ -105,7 +106,8 @@ impl Kernel {
     /// The sticky error of the context: an illegal or misaligned address, a trap, a failed assertion.
     pub(crate) fn run(&self, device: i32) -> Result {
         let module = &self.function.module;
-        let memory = DeviceMemory { ordinal: device, context: &module.context };
+        let turn = memory::take_turn(device, &|| module.context.check().is_ok())?;
+        let memory = DeviceMemory { ordinal: device, context: &module.context, turn };
         let launch = ptx::Launch {
             image: &module.image,
             function: self.function.name(),
@@ -164,6 +166,8 @@ impl Kernel {
 struct DeviceMemory<'a> {
     ordinal: i32,
     context: &'a Context,
+    /// On a device whose kernels take turns.
+    turn: Option<Turn<'static>>,
 }
 
 // SAFETY: a span is memory of a segment or of the program that stays mapped while `keep` lives.
@@ -177,9 +181,9 @@ unsafe impl ptx::Memory for DeviceMemory<'_> {
         team.into_iter().map(window_of).collect()
     }
 
-    /// A kernel does not outlive its context, nor the device's loss.
+    /// A kernel does not outlive its context, nor the device's loss, nor its turn.
     fn cancelled(&self) -> bool {
-        self.context.check().is_err()
+        self.context.check().is_err() || self.turn.as_ref().is_some_and(Turn::is_over)
     }
 }
 
