@@ -10,7 +10,7 @@ use crate::checkpoint::stall::MeasuredPhases;
 use crate::checkpoint::storing::Storing;
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, EmptyMessagesError, Options, Session, SessionError,
-    UnixQueues, arm_expired_timers, end_tcp_repair, interrupted_calls, with_empty_messages,
+    UnixQueues, arm_expired_timers, end_tcp_repair, injection, interrupted_calls, with_empty_messages,
 };
 use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::directories;
@@ -22,7 +22,10 @@ use crate::files::tracking;
 use crate::gpu::device_memory;
 use crate::job::attempt_logs::prune_attempt_logs;
 use crate::namespace::{DescriptorState, NamespaceError, PeekedQueue, Survey, inside};
-use crate::sys::deadline::{DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT, SOCKET_OPTIONS_TIMEOUT};
+use crate::sys::deadline::{
+    CRIU_END_POLL_INTERVAL, CRIU_END_TIMEOUT, CRIU_STOP_TIMEOUT, DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT,
+    SOCKET_OPTIONS_TIMEOUT,
+};
 use ckpt_snapshot::{
     AgentsRecord, Directory, FailedProcess, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord,
     TtyRecord, faults, write_atomically,
@@ -394,15 +397,47 @@ impl Attempt<'_> {
         }
     }
 
+    /// Stops a CRIU between two of its changes to the processes. When none comes, it is stopped all the same.
+    pub(super) fn stop_criu(&self, criu_pid: i32) {
+        let namespace = &self.parts.job.namespace;
+        let (proc, end) = (self.proc(), Instant::now() + CRIU_STOP_TIMEOUT);
+        let criu = proc.join(criu_pid.to_string());
+        while namespace.signal(criu_pid, false, libc::SIGSTOP).is_ok() {
+            while !injection::has_stopped(&criu) && Instant::now() < end {
+                std::thread::sleep(CRIU_END_POLL_INTERVAL);
+            }
+            if injection::is_harmless_to_kill(&proc, criu_pid) {
+                return;
+            }
+            if Instant::now() >= end {
+                return tracing::warn!(
+                    "CRIU does not end in time, and is killed while it changes a process, which may end by SIGTRAP"
+                );
+            }
+            let _ = namespace.signal(criu_pid, false, libc::SIGCONT);
+            std::thread::sleep(CRIU_END_POLL_INTERVAL);
+        }
+    }
+
     /// Ends a CRIU that takes too long.
     fn kill_late_criu(&self, criu_pid: i32) {
         let namespace = &self.parts.job.namespace;
         // What is undone here must not be done again.
-        let _ = namespace.signal(criu_pid, false, libc::SIGSTOP);
+        self.stop_criu(criu_pid);
         let connections = end_tcp_repair(namespace.init_pid());
         tracing::debug!("CRIU is killed; it had {connections} TCP connections of the job in repair mode");
         // CRIU's parasite code notices that CRIU has died, and the job continues.
         let _ = namespace.signal(criu_pid, false, libc::SIGKILL);
+        self.await_end_of_criu();
+    }
+
+    /// Waits until the namespace has no process but the job's: the next survey, or dump, would find CRIU.
+    pub(super) fn await_end_of_criu(&self) {
+        let deadline = Instant::now() + CRIU_END_TIMEOUT;
+        let namespace = &self.parts.job.namespace;
+        while namespace.survey().is_ok_and(|survey| !survey.strays.is_empty()) && Instant::now() < deadline {
+            std::thread::sleep(CRIU_END_POLL_INTERVAL);
+        }
     }
 
     /// Starts CRIU for a dump to `images`, with its log in `work`.

@@ -15,7 +15,6 @@ use crate::checkpoint::dump::{criu_log, frozen_s};
 use crate::criu::{Criu, Merged, Options, Piece, SessionError};
 use crate::files::sources::{StagedPart, StagedParts};
 use crate::files::staging::{StagedDir, Staging};
-use crate::sys::deadline::{CRIU_END_POLL_INTERVAL, CRIU_END_TIMEOUT};
 use ckpt_snapshot::SnapshotId;
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -322,12 +321,9 @@ impl Attempt<'_> {
 
     /// Kills CRIU and the process that it has forked, and waits until both are gone: a dump would find the job traced.
     fn kill_criu(&self, criu_pid: i32) {
-        let namespace = &self.parts.job.namespace;
-        let _ = namespace.signal(criu_pid, true, libc::SIGKILL);
-        let deadline = Instant::now() + CRIU_END_TIMEOUT;
-        while namespace.survey().is_ok_and(|survey| !survey.strays.is_empty()) && Instant::now() < deadline {
-            std::thread::sleep(CRIU_END_POLL_INTERVAL);
-        }
+        self.stop_criu(criu_pid);
+        let _ = self.parts.job.namespace.signal(criu_pid, true, libc::SIGKILL);
+        self.await_end_of_criu();
     }
 
     /// Returns for how long the job was paused, in seconds. No process of CRIU is left after an error.

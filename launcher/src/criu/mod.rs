@@ -5,6 +5,7 @@ mod failed_processes;
 mod fields;
 mod find;
 mod images;
+pub mod injection;
 pub mod interrupted_calls;
 mod known_errors;
 mod pagemap;

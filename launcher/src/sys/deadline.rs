@@ -120,6 +120,8 @@ pub const PY_SPY_TIMEOUT: Duration = Duration::from_secs(10);
 pub const SOCKET_OPTIONS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay between two tries of a dump.
 pub const DUMP_RETRY_DELAY: Duration = Duration::from_millis(200);
+/// For a CRIU that takes too long to be between two of its changes to the job's processes, before it is killed.
+pub const CRIU_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// For a CRIU that was killed to be gone.
 pub const CRIU_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Polling interval for that.

@@ -190,8 +190,9 @@ impl Job {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}\n{}", job.said());
         let failure = self.status()["last_failure"].as_str().unwrap_or_default().to_owned();
-        let reason =
-            said.trim_end().rsplit("cannot be saved as it is: ").next().unwrap_or_default().to_owned();
+        let reason = said.trim_end().rsplit("cannot be saved as it is: ").next().unwrap_or_default();
+        let reason = reason.trim_start_matches("ckpt-run: error: ").split(". CRIU's log").next();
+        let reason = reason.unwrap_or_default().to_owned();
         assert!(failure.contains(&reason), "{said} but: {failure}");
         Err(said)
     }

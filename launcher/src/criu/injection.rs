@@ -1,0 +1,108 @@
+//! Whether CRIU may be killed at this moment. It dumps a process by changing its registers and its code for a while. Killed
+//! meanwhile, it leaves both changed, and the process ends by SIGTRAP (compel/src/lib/infect.c of CRIU 4.2.1).
+//!
+//! Most of the time a process waits in CRIU's parasite code instead, which notices the end of CRIU, puts everything back
+//! and lets the process run on.
+
+use procfs_core::FromRead;
+use procfs_core::process::{MMPermissions, MMapPath, MemoryMaps, Stat};
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::namespace::numbers_in;
+
+/// What CRIU writes where a process has its first code, to have it execute one system call: `syscall` and breakpoints.
+const CALL: [u8; 8] = [0x0f, 0x05, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc];
+/// What it writes behind that: the name of the memory for its parasite code.
+const NAME: &[u8] = b"CRIUMFD";
+
+/// Whether all processes would run on without a CRIU that is stopped. `proc` is the `/proc` of their PID namespace. What
+/// cannot be looked at counts as harmless.
+pub fn is_harmless_to_kill(proc: &Path, criu_pid: i32) -> bool {
+    let pids = numbers_in(proc).unwrap_or_default().into_iter();
+    pids.filter(|&pid| pid != criu_pid)
+        .all(|pid| is_left_alone(&proc.join(pid.to_string()), pid).unwrap_or(true))
+}
+
+fn is_left_alone(process: &Path, pid: i32) -> Option<bool> {
+    let maps = MemoryMaps::from_read(File::open(process.join("maps")).ok()?).ok()?;
+    let code = maps.iter().find(|map| map.perms.contains(MMPermissions::EXECUTE))?;
+    let mut bytes = [0; CALL.len() + NAME.len()];
+    File::open(process.join("mem")).ok()?.read_exact_at(&mut bytes, code.address.0).ok()?;
+    if bytes.starts_with(&CALL) || bytes.ends_with(NAME) {
+        return Some(false);
+    }
+    let is_parasite =
+        |path: &MMapPath| matches!(path, MMapPath::Path(path) if path.starts_with("/memfd:CRIUMFD"));
+    let Some(parasite) = maps.iter().find(|map| is_parasite(&map.pathname)) else { return Some(true) };
+    let parasite = parasite.address.0..parasite.address.1;
+    let threads = numbers_in(process.join("task")).unwrap_or_default();
+    Some(threads.into_iter().all(|thread| {
+        let directory = process.join("task").join(thread.to_string());
+        may_run_on(&directory, &parasite, thread == pid).unwrap_or(true)
+    }))
+}
+
+/// The first thread may wait in the parasite code. Stopped there, or running, it may be on its way out, to a breakpoint.
+/// Others enter it for one command, which ends with a breakpoint.
+fn may_run_on(thread: &Path, parasite: &Range<u64>, is_first: bool) -> Option<bool> {
+    let Some(at) = instruction_pointer(thread) else { return Some(false) };
+    if !parasite.contains(&at) {
+        return Some(true);
+    }
+    let stat = Stat::from_read(File::open(thread.join("stat")).ok()?).ok()?;
+    Some(is_first && matches!(stat.state, 'S' | 'D'))
+}
+
+/// `None` for a thread that runs.
+fn instruction_pointer(thread: &Path) -> Option<u64> {
+    let text = fs::read_to_string(thread.join("syscall")).ok()?;
+    u64::from_str_radix(text.split_whitespace().last()?.strip_prefix("0x")?, 16).ok()
+}
+
+/// Whether a process has stopped, or ended.
+pub fn has_stopped(process: &Path) -> bool {
+    let stat = File::open(process.join("stat")).ok().and_then(|file| Stat::from_read(file).ok());
+    stat.is_none_or(|stat| matches!(stat.state, 'T' | 't' | 'Z' | 'X'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::OpenOptions;
+    use std::process::Command;
+
+    #[test]
+    fn a_call_that_criu_has_a_process_make_is_seen() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let process = Path::new("/proc").join(pid.to_string());
+        // The shared libraries are there once it sleeps.
+        let sleeps = || {
+            let is_it = fs::read_to_string(process.join("comm")).is_ok_and(|name| name == "sleep\n");
+            is_it && instruction_pointer(&process).is_some()
+        };
+        while !sleeps() {
+            std::thread::yield_now();
+        }
+        let is_harmless = || is_left_alone(&process, pid);
+        assert_eq!(is_harmless(), Some(true));
+        let maps = MemoryMaps::from_read(File::open(process.join("maps")).unwrap()).unwrap();
+        let code = maps.iter().find(|map| map.perms.contains(MMPermissions::EXECUTE)).unwrap().address.0;
+        let memory = OpenOptions::new().read(true).write(true).open(process.join("mem")).unwrap();
+        let mut before = [0; 16];
+        memory.read_exact_at(&mut before, code).unwrap();
+        for (bytes, offset) in [(&CALL[..], 0), (NAME, 8)] {
+            memory.write_all_at(bytes, code + offset).unwrap();
+            assert_eq!(is_harmless(), Some(false));
+            memory.write_all_at(&before, code).unwrap();
+            assert_eq!(is_harmless(), Some(true));
+        }
+        assert!(!has_stopped(&process));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(has_stopped(&process) && is_harmless().is_none());
+    }
+}
