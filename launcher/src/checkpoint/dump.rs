@@ -426,8 +426,9 @@ impl Attempt<'_> {
         self.stop_criu(criu_pid);
         let connections = end_tcp_repair(namespace.init_pid());
         tracing::debug!("CRIU is killed; it had {connections} TCP connections of the job in repair mode");
-        // CRIU's parasite code notices that CRIU has died, and the job continues.
-        let _ = namespace.signal(criu_pid, false, libc::SIGKILL);
+        // CRIU's parasite code notices that CRIU has died, and the job continues. Processes that CRIU has forked, to try what
+        // the kernel can do, are stopped and wait for it.
+        let _ = namespace.signal(criu_pid, true, libc::SIGKILL);
         self.await_end_of_criu();
     }
 
