@@ -5,7 +5,7 @@ use ckpt_run_tests::{Running, Sandbox, programs, python};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// A change so shortly before or after a kill of everything counts as the job's (`UNRECORDED` in job/alive.rs), and a
 /// moment more.
@@ -74,7 +74,15 @@ impl Told {
 
     /// Kills everything, and forgets what was told since the snapshot.
     pub(super) fn kill(&mut self, told_at_snapshot: usize) {
-        self.running.take().expect("a running job").kill_everything();
+        let mut running = self.running.take().expect("a running job");
+        // What is written right before the init is killed may not be recorded, which docs/resuming.md says. The time of a
+        // record that is kept says until when all is.
+        let now = SystemTime::now();
+        let last = || last_record(&self.sandbox.store);
+        if last().is_some_and(|at| at + RECORDED_LATELY > now) {
+            running.until("a record of all that was written", || last().filter(|at| *at >= now));
+        }
+        running.kill_everything();
         self.forget(told_at_snapshot);
     }
 
@@ -254,4 +262,14 @@ fn a_resume_is_refused_before_anything_is_touched() {
     assert_eq!(job.read("state"), "then", "{said}");
     assert!(!job.path("made").exists(), "{said}");
     assert_eq!(fs::read(job.path("large")).unwrap()[5..12], *b"changed", "{said}");
+}
+
+/// How old the last record of what a watched job has written is at most.
+const RECORDED_LATELY: Duration = Duration::from_secs(5);
+
+/// The time of the last record of what jobs have written (`jobs/KEY/written/ID` in the store).
+fn last_record(store: &Path) -> Option<SystemTime> {
+    let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten();
+    let records = entries(store.join("jobs")).flat_map(|job| entries(job.path().join("written")));
+    records.filter_map(|record| record.metadata().ok()?.modified().ok()).max()
 }
