@@ -2,7 +2,7 @@
 
 use std::io::BufRead;
 
-/// How much is told of each failed test, and of how many.
+/// Limits of the report: lines of output for each failed test, their length, and the number of tests that have any.
 const LINES: usize = 24;
 const LINE_CHARS: usize = 200;
 const TOLD: usize = 3;

@@ -426,16 +426,16 @@ impl Attempt<'_> {
         self.stop_criu(criu_pid);
         let connections = end_tcp_repair(namespace.init_pid());
         tracing::debug!("CRIU is killed; it had {connections} TCP connections of the job in repair mode");
-        // CRIU's parasite code notices that CRIU has died, and the job continues. Processes that CRIU has forked, to try what
-        // the kernel can do, are stopped and wait for it.
-        let _ = namespace.signal(criu_pid, true, libc::SIGKILL);
-        self.await_end_of_criu();
+        self.kill_stopped_criu(criu_pid);
     }
 
-    /// Waits until the namespace has no process but the job's: the next survey, or dump, would find CRIU.
-    pub(super) fn await_end_of_criu(&self) {
-        let deadline = Instant::now() + CRIU_END_TIMEOUT;
+    /// Kills CRIU, and the processes that it has forked, for instance to try what the kernel can do: they stop themselves and
+    /// wait for it. Waits until all are gone: the next survey, or dump, would find them.
+    pub(super) fn kill_stopped_criu(&self, criu_pid: i32) {
         let namespace = &self.parts.job.namespace;
+        // CRIU's parasite code notices that CRIU has died, and the job continues.
+        let _ = namespace.signal(criu_pid, true, libc::SIGKILL);
+        let deadline = Instant::now() + CRIU_END_TIMEOUT;
         while namespace.survey().is_ok_and(|survey| !survey.strays.is_empty()) && Instant::now() < deadline {
             std::thread::sleep(CRIU_END_POLL_INTERVAL);
         }

@@ -322,8 +322,7 @@ impl Attempt<'_> {
     /// Kills CRIU and the process that it has forked, and waits until both are gone: a dump would find the job traced.
     fn kill_criu(&self, criu_pid: i32) {
         self.stop_criu(criu_pid);
-        let _ = self.parts.job.namespace.signal(criu_pid, true, libc::SIGKILL);
-        self.await_end_of_criu();
+        self.kill_stopped_criu(criu_pid);
     }
 
     /// Returns for how long the job was paused, in seconds. No process of CRIU is left after an error.

@@ -52,8 +52,7 @@ fn may_run_on(thread: &Path, parasite: &Range<u64>, is_first: bool) -> Option<bo
     if !parasite.contains(&at) {
         return Some(true);
     }
-    let stat = Stat::from_read(File::open(thread.join("stat")).ok()?).ok()?;
-    Some(is_first && matches!(stat.state, 'S' | 'D'))
+    Some(is_first && matches!(state_of(thread)?, 'S' | 'D'))
 }
 
 /// `None` for a thread that runs.
@@ -64,8 +63,12 @@ fn instruction_pointer(thread: &Path) -> Option<u64> {
 
 /// Whether a process has stopped, or ended.
 pub fn has_stopped(process: &Path) -> bool {
-    let stat = File::open(process.join("stat")).ok().and_then(|file| Stat::from_read(file).ok());
-    stat.is_none_or(|stat| matches!(stat.state, 'T' | 't' | 'Z' | 'X'))
+    state_of(process).is_none_or(|state| matches!(state, 'T' | 't' | 'Z' | 'X'))
+}
+
+/// The state of a process or thread, as /proc has it; `None` for one that is gone.
+fn state_of(directory: &Path) -> Option<char> {
+    Some(Stat::from_read(File::open(directory.join("stat")).ok()?).ok()?.state)
 }
 
 #[cfg(test)]
