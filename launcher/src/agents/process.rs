@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use ckpt_protocol::agent::GpuReport;
 use ckpt_snapshot::GpuRecord;
+use procfs_core::FromRead as _;
+use procfs_core::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags};
@@ -255,9 +257,8 @@ impl ProcessHandle {
 
     /// Whether a signal or a debugger has stopped the process.
     pub fn is_stopped(&self) -> bool {
-        let stat = fs::read_to_string(self.exe.with_file_name("stat")).unwrap_or_default();
-        // The name may have any character, also a parenthesis.
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
+        let stat = Stat::from_file(self.exe.with_file_name("stat"));
+        stat.is_ok_and(|stat| matches!(stat.state, 'T' | 't'))
     }
 
     /// Whether the process has loaded a CUDA library. The agent of another process calls no driver.

@@ -68,7 +68,7 @@ pub fn has_stopped(process: &Path) -> bool {
 
 /// The state of a process or thread, as /proc has it; `None` for one that is gone.
 fn state_of(directory: &Path) -> Option<char> {
-    Some(Stat::from_read(File::open(directory.join("stat")).ok()?).ok()?.state)
+    Some(Stat::from_file(directory.join("stat")).ok()?.state)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ pub mod alive;
 pub mod attempt_logs;
 pub mod claim;
 pub mod deletion;
+pub mod earlier_init;
 pub mod handover;
 pub mod journal;
 pub mod ownership;

@@ -35,7 +35,6 @@ pub fn is_ending() -> bool {
 /// Kills the namespace and waits for its end for some seconds. If processes remain, it logs them, and [`is_ending`] holds.
 pub(super) fn end(spawned: Arc<Spawned>) {
     let pid = spawned.pid.as_raw_nonzero().get();
-    let inside = pid_namespace_of(pid);
     if reap(&spawned, INIT_END_TIMEOUT) {
         return;
     }
@@ -46,7 +45,7 @@ pub(super) fn end(spawned: Arc<Spawned>) {
     tracing::warn!(
         "the job was killed {} s ago and has not ended: {}. A process that waits for an unresponsive device or file system cannot be killed: check `dmesg`, GPUs and network file systems",
         NAMESPACE_END_TIMEOUT.as_secs(),
-        remaining_processes(inside, pid).join(", ")
+        remaining_processes(pid).join(", ")
     );
     ENDING.lock().push(spawned);
 }
@@ -74,8 +73,10 @@ fn has_ended(pidfd: BorrowedFd, limit: Duration) -> bool {
         .is_ok_and(|count| count > 0)
 }
 
-/// Descriptions of the remaining processes of the namespace. The init is described only if no other process remains.
-fn remaining_processes(inside: Option<u64>, init: i32) -> Vec<String> {
+/// Descriptions of the remaining processes of the namespace of this init. The init is described only if no other process
+/// remains.
+pub fn remaining_processes(init: i32) -> Vec<String> {
+    let inside = pid_namespace_of(init);
     let mut left = numbers_in("/proc").unwrap_or_default();
     left.retain(|&pid| pid != init && inside.is_some() && pid_namespace_of(pid) == inside);
     if left.is_empty() {
@@ -146,8 +147,8 @@ mod tests {
         assert!(text.starts_with(&format!("process {pid} (sleep) is in state S")), "{text}");
         let here = pid_namespace_of(pid);
         assert!(here.is_some() && here == pid_namespace_of(std::process::id().cast_signed()));
-        assert!(remaining_processes(here, pid).len() <= MAX_NAMED_PROCESSES + 1);
-        assert_eq!(remaining_processes(None, pid), [describe(pid)]);
+        assert!(remaining_processes(pid).len() <= MAX_NAMED_PROCESSES + 1);
+        assert_eq!(remaining_processes(i32::MAX), [describe(i32::MAX)]);
         child.kill().unwrap();
         assert!(reap(&spawned, NAMESPACE_END_TIMEOUT) && reap(&spawned, NAMESPACE_END_TIMEOUT));
     }

@@ -46,7 +46,7 @@ pub mod written_files;
 
 pub use activity::Activity;
 pub use client::{CriuProcess, DescriptorState, InitEvent, Namespace, NamespaceError, StartError, Survey};
-pub use ending::is_ending;
+pub use ending::{is_ending, remaining_processes};
 pub use init::init_main;
 pub use messages::{Names, Network, StdioSource};
 pub use peek::{PeekedMessage, PeekedQueue};

@@ -1,6 +1,7 @@
 //! The resume of one part of a job on several nodes: nothing runs, and no packet goes out, before all parts are restored.
 
 use crate::cluster::PacketRule;
+use crate::job::earlier_init;
 use crate::namespace::Namespace;
 use crate::restore::resume::{Failure, Resumed, Resumer};
 use crate::sys::error::bad_input;
@@ -63,6 +64,7 @@ impl Resumer<'_> {
     /// A namespace for the processes, with the names of machines that they know.
     pub(super) fn namespace(&self, manifest: &Manifest) -> Result<Namespace> {
         let namespace = Namespace::create(self.network, manifest.tree.private_dir.as_deref())?;
+        earlier_init::record(self.dir, &namespace)?;
         if let Some(network) = self.job_network {
             namespace.set_names(network.names()?)?;
         }

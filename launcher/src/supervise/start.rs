@@ -11,6 +11,7 @@ use crate::files::rules::FileRules;
 use crate::files::tracking;
 use crate::gpu::{nccl, preload};
 use crate::job::alive::end_put_back;
+use crate::job::earlier_init;
 use crate::namespace::stdio::Stdio;
 use crate::namespace::{Namespace, StartError};
 use crate::report::failure::OF_COMMAND;
@@ -89,6 +90,7 @@ pub fn start(
 ) -> Result<Result<RunningJob, i32>> {
     let stdio = Stdio::prepare(None).context("cannot create the job's standard streams")?;
     let namespace = Namespace::create(config.network, None)?;
+    earlier_init::record(dir, &namespace)?;
     if let Some(network) = job_network {
         namespace.set_names(network.names()?)?;
     }

@@ -12,6 +12,7 @@ use crate::cluster;
 use crate::criu::Criu;
 use crate::job::alive;
 use crate::job::claim::ClaimedJob;
+use crate::job::earlier_init;
 use crate::job::journal::{Entry, EventKind, Journal, Measured};
 use crate::job::resume_point::Resume;
 use crate::job::started_with;
@@ -90,6 +91,7 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         tracing::info!("job {key}: waiting for `ckpt-run prune` or `ckpt-run rm` to end (process {pid})");
     };
     let lock = dir.lock_to_run(on_wait)?;
+    earlier_init::wait_for_end(&dir);
     cluster::delete_left_interfaces();
     let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
     let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();

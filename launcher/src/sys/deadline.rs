@@ -107,6 +107,8 @@ pub const MESSAGE_RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 pub const MESSAGE_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Time for a cancelled checkpoint to stop storing.
 pub const CANCELLED_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time after which a start that waits for processes of the job's earlier session says so.
+pub const EARLIER_SESSION_REPORT: Duration = Duration::from_secs(2);
 /// Time for the init to end the job by itself, before it is killed.
 pub const INIT_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for a namespace to end. The kernel needs a while to free much memory.

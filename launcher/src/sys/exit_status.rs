@@ -2,9 +2,8 @@
 
 #![allow(unsafe_code)]
 
-use procfs_core::FromRead;
+use procfs_core::FromRead as _;
 use procfs_core::process::Stat;
-use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
@@ -25,7 +24,7 @@ pub fn of_process(pidfd: &OwnedFd, dir: &Path) -> Option<u32> {
 }
 
 fn zombie(dir: &Path) -> Option<u32> {
-    let stat = Stat::from_read(File::open(dir.join("stat")).ok()?).ok()?;
+    let stat = Stat::from_file(dir.join("stat")).ok()?;
     stat.exit_code.filter(|_| stat.state == 'Z').map(i32::cast_unsigned)
 }
 

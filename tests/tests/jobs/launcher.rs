@@ -1,7 +1,7 @@
 //! The command line: exit codes, streams, when a job resumes, the other commands.
 
 use ckpt_run_tests::{Running, Sandbox, criu, packs, programs, python, schema, until};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -608,7 +608,7 @@ fn ctrl_c_saves_the_job() {
         until_keys_are_relayed(&terminal);
         until("the launcher answers", || sandbox.ok(["status"]).contains("launcher ").then_some(()));
         if is_closed {
-            rustix::process::kill_process(rustix::process::Pid::from_child(&child.0), Signal::HUP).unwrap();
+            kill_process(Pid::from_child(&child.0), Signal::HUP).unwrap();
         } else {
             (&terminal.master).write_all(b"\x03").unwrap();
         }
@@ -698,4 +698,40 @@ fn pre_copy_is_refused_where_the_kernel_tracks_no_memory() {
     }
     let (code, said) = run("9");
     assert!(code == Some(2) && said.contains("rounds from 1 to 8"), "{code:?} {said}");
+}
+
+/// When a launcher is killed, its job may run on for a moment. The next start waits for the end of all its processes: until
+/// then they write files.
+#[test]
+fn a_start_waits_for_the_end_of_the_earlier_session() {
+    let sandbox = Sandbox::new();
+    let count = "n=0; : > ready; while [ ! -e go ]; do n=$((n + 1)); echo $n >> counts; sleep 0.01; done";
+    let start = |name: &str| sandbox.start(name, ["--", "sh", "-c", count]);
+    let mut first = start("first");
+    until_ready(&mut first, &sandbox);
+    first.checkpoint(&sandbox);
+    let is_init =
+        |pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap().contains("\0__init\0");
+    let init = first.descendants().into_iter().find(is_init).and_then(Pid::from_raw).expect("the init");
+    kill_process(init, Signal::STOP).unwrap();
+    first.signal(Signal::KILL);
+    first.wait_status();
+
+    let mut second = start("second");
+    second.until("a start that waits", || {
+        let said = sandbox.read("second.err");
+        assert!(!said.contains("resum"), "{said}");
+        said.contains("waiting until the processes of its earlier session have ended: process ").then_some(())
+    });
+    let before = sandbox.read("counts").len();
+    until("more that the first session writes", || (sandbox.read("counts").len() > before).then_some(()));
+    kill_process(init, Signal::KILL).unwrap();
+    second
+        .until("the resume", || sandbox.read("second.err").contains("resuming from snapshot").then_some(()));
+    until_ready(&mut second, &sandbox);
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(second.wait(), 0, "{}", second.said());
+    let counts = sandbox.read("counts");
+    let expected: String = (1..=counts.lines().count()).map(|n| format!("{n}\n")).collect();
+    assert_eq!(counts, expected, "as of an unbroken run");
 }

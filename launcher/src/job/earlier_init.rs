@@ -1,0 +1,110 @@
+//! The init of the job's last session. When a launcher is killed, the kernel releases the job's lock at once, but the init
+//! and the processes of the job end some time later. Until then they can write files and hold ports, and when the kernel
+//! closes their connections, the resets would reach restored connections with the same addresses. So a start waits.
+
+use crate::namespace::{Namespace, pid_namespace_of, remaining_processes};
+use crate::sys::authentic::{opened, sealed};
+use crate::sys::deadline::{EARLIER_SESSION_REPORT, PROCESS_POLL_INTERVAL};
+use crate::sys::host;
+use anyhow::{Context, Result};
+use ckpt_snapshot::{JobDir, read_regular, write_atomically};
+use procfs_core::FromRead as _;
+use procfs_core::process::Stat;
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+
+/// In the job's directory.
+const FILE: &str = "init.json";
+/// A longer record is damaged (bytes).
+const MAX_BYTES: u64 = 4096;
+
+/// A process, by what no other process has while the machine is up.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Init {
+    boot_id: String,
+    /// The launcher's PID namespace (inode), in which the process has this ID.
+    pid_namespace: Option<u64>,
+    pid: i32,
+    /// When the process began, in ticks of the kernel's clock since the boot.
+    start_time: u64,
+}
+
+impl Init {
+    fn of(pid: i32) -> Result<Self> {
+        let stat = stat(pid).context("the job's init has ended")?;
+        Ok(Self {
+            boot_id: host::facts().boot_id,
+            pid_namespace: pid_namespace_of(std::process::id().cast_signed()),
+            pid,
+            start_time: stat.starttime,
+        })
+    }
+
+    /// Whether the processes of its namespace have not all ended: an init ends after all others.
+    fn runs(&self) -> bool {
+        let has_ended = |stat: &Stat| matches!(stat.state, 'Z' | 'X');
+        stat(self.pid).is_some_and(|stat| !has_ended(&stat))
+            && Self::of(self.pid).is_ok_and(|now| now == *self)
+    }
+}
+
+fn stat(pid: i32) -> Option<Stat> {
+    Stat::from_file(format!("/proc/{pid}/stat")).ok()
+}
+
+/// Records the init of the session that begins.
+///
+/// # Errors
+/// When that cannot be written.
+pub fn record(dir: &JobDir, namespace: &Namespace) -> Result<()> {
+    let path = dir.path().join(FILE);
+    let text = serde_json::to_string(&Init::of(namespace.init_pid())?)?;
+    write_atomically(&path, sealed(&dir.file_key(FILE), &text).as_bytes())
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Waits until all processes of the job's last session have ended, if it was on this machine. The caller has the job's
+/// lock.
+pub fn wait_for_end(dir: &JobDir) {
+    let text = read_regular(&dir.path().join(FILE), MAX_BYTES).unwrap_or_default();
+    let init = opened(&dir.file_key(FILE), &text).and_then(|text| serde_json::from_slice::<Init>(text).ok());
+    let Some(init) = init else { return };
+    let (begun, mut is_reported) = (Instant::now(), false);
+    while init.runs() {
+        if !is_reported && begun.elapsed() >= EARLIER_SESSION_REPORT {
+            tracing::warn!(
+                "job {}: waiting until the processes of its earlier session have ended: {}. One that waits for an unresponsive device or file system cannot be killed: check `dmesg`, GPUs and network file systems",
+                dir.key(),
+                remaining_processes(init.pid).join(", ")
+            );
+            is_reported = true;
+        }
+        std::thread::sleep(PROCESS_POLL_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_process_runs_until_it_has_ended() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let init = Init::of(child.id().cast_signed()).unwrap();
+        assert!(init.runs());
+        for other in [
+            Init { start_time: init.start_time + 1, ..Init::of(init.pid).unwrap() },
+            Init { boot_id: "x".to_owned(), ..Init::of(init.pid).unwrap() },
+            Init { pid_namespace: Some(1), ..Init::of(init.pid).unwrap() },
+        ] {
+            assert!(!other.runs(), "{other:?} is another process");
+        }
+        child.kill().unwrap();
+        while init.runs() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(!init.runs());
+    }
+}
