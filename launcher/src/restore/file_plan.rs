@@ -80,6 +80,8 @@ pub struct FilePlan {
     pub extra_links: BTreeSet<PathBuf>,
     /// Files that are in the way and of no use: left over from an interrupted resume.
     pub leftovers: BTreeSet<PathBuf>,
+    /// Files that have changed, it is not known whether by the job. They stay as they are.
+    pub left_alone: Vec<String>,
 }
 
 /// Where the plan's knowledge of the present comes from.
@@ -225,8 +227,6 @@ struct Planner<'a> {
     /// Older files that the inventory lacks.
     unknown: Vec<(String, Identity)>,
     refused: Vec<String>,
-    /// Files that nobody knows to be the job's.
-    left_alone: Vec<String>,
     is_same_boot: bool,
 }
 
@@ -240,7 +240,7 @@ impl<'a> Planner<'a> {
             present.touched.into_iter().flatten().filter_map(|path| fs::symlink_metadata(path).ok());
         let touched_inodes =
             touched.filter(|meta| meta.is_file() && meta.nlink() > 1).map(|meta| meta.ino()).collect();
-        let (unknown, refused, left_alone) = (Vec::new(), Vec::new(), Vec::new());
+        let (unknown, refused) = (Vec::new(), Vec::new());
         let mounts = MountPoints::read(Path::new("/proc/self/mountinfo"));
         Self {
             inventory,
@@ -252,22 +252,26 @@ impl<'a> Planner<'a> {
             mounts,
             unknown,
             refused,
-            left_alone,
             is_same_boot,
         }
     }
 
     /// Whether the job, as far as it is known, has made the change that the file system recorded at this time.
     fn is_by_job(&self, path: &str, changed_ns: i64) -> bool {
-        let alive = self.present.alive;
-        // What was written in the last moments may not be recorded. Outside of the job's directory it is not assumed:
-        // others write there too.
-        let since_ns = if self.present.touched.is_some() { alive.known_until_ns } else { 0 };
-        let is_recent = changed_ns >= since_ns && changed_ns <= alive.until_ns;
-        let is_assumed = is_recent && !self.is_unattributed() && !self.present.others.contains(path);
         self.present.touched.is_some_and(|touched| self.is_recorded(touched, path, changed_ns))
-            || alive.interrupted.contains(path)
-            || is_assumed && Path::new(path).starts_with(self.present.cwd)
+            || self.present.alive.interrupted.contains(path)
+            || !self.is_unattributed() && self.may_be_unrecorded(path, changed_ns)
+    }
+
+    /// Whether the job may have made this change without a record: what was written in the last moments may not be recorded.
+    /// Outside of the job's directory that is not assumed: others write there too.
+    fn may_be_unrecorded(&self, path: &str, changed_ns: i64) -> bool {
+        let alive = self.present.alive;
+        let since_ns = if self.present.touched.is_some() { alive.known_until_ns } else { 0 };
+        changed_ns >= since_ns
+            && changed_ns <= alive.until_ns
+            && Path::new(path).starts_with(self.present.cwd)
+            && !self.present.others.contains(path)
     }
 
     /// Whether changes are nobody's: it is not known what the job has written, and that is not guessed.
@@ -277,11 +281,11 @@ impl<'a> Planner<'a> {
 
     /// Notes a file that may have been changed by the job, and stays as it is.
     fn leave_alone(&mut self, path: &str, now: &Identity) {
-        let is_changed = may_be_since(now.changed_ns, self.inventory.recorded_ns)
-            && now.changed_ns <= self.present.alive.until_ns;
         let is_auto = self.present.rules.coverage == Coverage::Auto;
-        if is_auto && is_changed && self.is_unattributed() && Path::new(path).starts_with(self.present.cwd) {
-            self.left_alone.push(path.to_owned());
+        let is_told = self.present.touched.is_some() || is_auto && self.is_unattributed();
+        let is_changed = may_be_since(now.changed_ns, self.inventory.recorded_ns);
+        if is_told && is_changed && self.may_be_unrecorded(path, now.changed_ns) {
+            self.plan.left_alone.push(path.to_owned());
         }
     }
 
@@ -589,8 +593,11 @@ impl<'a> Planner<'a> {
                 None => self.is_by_job(&path, identity.changed_ns),
             };
             let is_by_job = is_by_job && is_changed;
-            self.leave_alone(&path, &identity);
-            if !is_by_job || self.plan.has_source(full) || self.plan.has_aside_above(full) {
+            if !is_by_job {
+                self.leave_alone(&path, &identity);
+                continue;
+            }
+            if self.plan.has_source(full) || self.plan.has_aside_above(full) {
                 continue;
             }
             if self.present.rules.coverage == Coverage::Lenient {
@@ -629,10 +636,10 @@ impl<'a> Planner<'a> {
                 first_of(&self.refused)
             )
         }
-        if !self.left_alone.is_empty() {
+        if !self.plan.left_alone.is_empty() {
             tracing::warn!(
                 "files have changed since the snapshot, and it is not known whether by the job: {}. They stay as they are (`ckpt-run docs resuming`, \"Which files are the job's\")",
-                first_of(&self.left_alone)
+                first_of(&self.plan.left_alone)
             );
         }
         self.missing_directories();

@@ -479,7 +479,30 @@ fn changes_after_the_job_has_ended_are_not_the_jobs() {
     job.write("notes", "x");
     let alive = LastAlive { until_ns: ended_ns, ..LastAlive::default() };
     let plan = job.plan_after(&snapshot, alive).unwrap();
-    assert!(plan.is_empty(), "{plan:?}");
+    assert!(plan.is_empty() && plan.left_alone.is_empty(), "{plan:?}");
+}
+
+/// A file that the job had never written has changed in the last moments, of which records may be missing: nobody knows by
+/// whom, and that is said.
+#[test]
+fn a_change_in_the_last_moments_is_told() {
+    let mut job = Job::new(1 << 30);
+    let path = |job: &Job, name: &str| job.path(name).to_str().unwrap().to_owned();
+    for name in ["log", "config", "of another job"] {
+        job.write(name, "1");
+    }
+    job.touched = Some([path(&job, "log")].into());
+    let snapshot = job.capture(&[], &[]);
+    let recorded_ns = nanoseconds(SystemTime::now());
+    std::thread::sleep(Duration::from_millis(30));
+    job.write("config", "2");
+    job.write("of another job", "2");
+    job.others = [path(&job, "of another job")].into();
+    let alive = |known_until_ns| LastAlive { until_ns: i64::MAX, known_until_ns, ..LastAlive::default() };
+    let plan = job.plan_after(&snapshot, alive(recorded_ns)).unwrap();
+    assert!(plan.is_empty() && plan.left_alone == [path(&job, "config")], "{plan:?}");
+    let plan = job.plan_after(&snapshot, alive(i64::MAX)).unwrap();
+    assert!(plan.is_empty() && plan.left_alone.is_empty(), "all is recorded: {plan:?}");
 }
 
 /// Another machine: what was written since the snapshot is not known.
