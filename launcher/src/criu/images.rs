@@ -65,8 +65,9 @@ struct RegularEntry {
     mode: Option<u32>,
 }
 
-/// The kind of a TCP socket, and the state of one that is neither connected nor listens.
+/// The kind of a TCP socket; the states of one that is connected, and of one that neither is nor listens.
 const STREAM: u32 = 1;
+const ESTABLISHED: u32 = 1;
 const CLOSED: u32 = 7;
 
 #[derive(Message)]
@@ -107,6 +108,15 @@ impl InetEntry {
             None => "an unknown address".to_owned(),
         };
         format!("{address}:{}", self.peer_port)
+    }
+
+    /// Those of both ends.
+    fn ports(&self) -> impl Iterator<Item = u16> + use<> {
+        [self.source_port, self.peer_port].into_iter().filter_map(|port| port.try_into().ok())
+    }
+
+    fn is_connected(&self) -> bool {
+        self.kind == STREAM && self.state == ESTABLISHED && self.family != 0 || self.is_half_closed()
     }
 
     /// Whether it is a TCP socket in one of the states from FIN_WAIT1 to CLOSING, except TIME_WAIT and CLOSED (the kernel's
@@ -183,6 +193,8 @@ pub struct Descriptors {
     pub tcp_ports: BTreeSet<u16>,
     /// Ports, of both ends, of TCP connections that one end has closed for sending, or both.
     pub half_closed_ports: BTreeSet<u16>,
+    /// Ports, of both ends, of all TCP connections.
+    pub connected_ports: BTreeSet<u16>,
 }
 
 impl Descriptors {
@@ -231,8 +243,9 @@ impl Descriptors {
         let beyond = tcp.iter().filter(|one| one.is_beyond_loopback());
         found.tcp_ports = beyond.filter_map(|one| u16::try_from(one.source_port).ok()).collect();
         let half_closed = tcp.iter().filter(|one| one.is_half_closed());
-        let ports = half_closed.flat_map(|one| [one.source_port, one.peer_port]);
-        found.half_closed_ports = ports.filter_map(|port| u16::try_from(port).ok()).collect();
+        found.half_closed_ports = half_closed.flat_map(InetEntry::ports).collect();
+        found.connected_ports =
+            tcp.iter().filter(|one| one.is_connected()).flat_map(InetEntry::ports).collect();
         Ok(found)
     }
 

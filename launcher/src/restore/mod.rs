@@ -1,7 +1,6 @@
 //! One resume.
 
 pub mod file_plan;
-mod half_closed;
 #[allow(unsafe_code)]
 pub mod huge_pages;
 pub mod kept;
@@ -9,4 +8,5 @@ pub mod loading;
 mod nodes;
 pub mod put_back;
 mod queues;
+mod resets;
 pub mod resume;

@@ -33,7 +33,7 @@ use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading, Origin, READING};
 use crate::restore::put_back::{PutBack, temporary_names};
-use crate::restore::{half_closed, queues};
+use crate::restore::{queues, resets};
 use crate::store::answer::AnswerWatch;
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{
@@ -479,8 +479,9 @@ impl Resumer<'_> {
         namespace
             .restore_reaper_program(manifest.tree.command_pid)
             .context("cannot prepare the job's namespace")?;
-        count_unsent_as_sent(loading.images()).context("cannot prepare the job's TCP connections")?;
-        let mut shield = half_closed::shield(loading.images(), namespace)?;
+        let are_acknowledged =
+            count_unsent_as_sent(loading.images()).context("cannot prepare the job's TCP connections")?;
+        let mut no_resets = resets::rule(loading.images(), namespace, are_acknowledged)?;
         let pipes = pipes(manifest, stdio);
         let mut fds: Vec<BorrowedFd> = vec![loading.images().fd().as_fd(), work.fd().as_fd()];
         fds.extend(pipes.iter().map(|(_, fd)| *fd));
@@ -505,7 +506,7 @@ impl Resumer<'_> {
                 queues::check(namespace, queues)?;
             }
             if stage == "pre-resume" {
-                drop(shield.take());
+                drop(no_resets.take());
             }
             self.restore_stage(stage, namespace, manifest, loading, &mut damage)
         };

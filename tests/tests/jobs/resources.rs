@@ -4,8 +4,10 @@
 
 use ckpt_run_tests::{Running, Sandbox, criu, is_full_run, programs, python, until};
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 /// The exit code of a program whose kind of resource is not available here.
 const UNAVAILABLE: i32 = 77;
@@ -253,6 +255,29 @@ fn unix_empty_messages_are_in_every_snapshot() {
     assert_eq!(sandbox.read("log"), "started\npass\n");
 }
 
+/// One end of each connection is restored seconds after the other one, which sends its data again meanwhile.
+#[test]
+fn a_connection_of_which_one_end_is_restored_late() {
+    let sandbox = Sandbox::new();
+    let mut job = start(&sandbox, "tcp_unsent.py");
+    job.until("the program is set up", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    let mut holder = Command::new(python());
+    holder.arg(programs().join("lease_holder.py")).current_dir(sandbox.path()).stdout(Stdio::piped());
+    let mut holder = holder.spawn().unwrap();
+    let mut said = BufReader::new(holder.stdout.take().unwrap()).lines();
+    assert_eq!(said.next().unwrap().unwrap(), "held");
+    let mut job = start(&sandbox, "tcp_unsent.py");
+    job.until_answering(&sandbox);
+    assert_eq!(said.next().unwrap().unwrap(), "released");
+    assert!(holder.wait().unwrap().success());
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}\n{}", sandbox.read("log"), job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
 macro_rules! programs {
     ($($name:ident),* $(,)?) => {
         $(#[test]
@@ -265,7 +290,7 @@ macro_rules! programs {
         fn every_program_is_run() {
             let listed = [$(concat!(stringify!($name), ".py")),*];
             let elsewhere =
-                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py", "steady.py", "pair.py", "interrupted_calls.py", "alarms.py", "time_limits.py"];
+                ["harness.py", "linux.py", "ctty.py", "stdin_data.py", "bash_job.sh", "hanging_mount.py", "steady.py", "pair.py", "lease_holder.py", "interrupted_calls.py", "alarms.py", "time_limits.py"];
             for entry in std::fs::read_dir(programs()).unwrap() {
                 let entry = entry.unwrap();
                 let name = entry.file_name().into_string().unwrap();

@@ -1,6 +1,11 @@
-//! TCP connections inside the job that one end has closed for sending. CRIU restores such an end by sending it the end of
-//! the data (`libsoccr`, a raw packet). The kernel's answer finds no socket if the other end is not restored yet, and is
-//! answered with a reset, which breaks the connection. So resets are dropped until all ends are there.
+//! TCP connections inside the job of which one end is restored before the other. A packet that it sends meanwhile finds no
+//! socket and is answered with a reset, which breaks the connection. So resets are dropped until all ends are there. Such
+//! packets are sent in two cases:
+//!
+//! - An end that was closed for sending: CRIU restores it by sending it the end of the data (`libsoccr`, a raw packet), and
+//!   the kernel answers.
+//! - Data that the other end has not acknowledged: the kernel sends it again one second after CRIU has put it into the
+//!   queue.
 
 use crate::cluster::PacketRule;
 use crate::criu::Descriptors;
@@ -13,12 +18,18 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
 
-/// The rule against resets, if the images have such connections. It has to be removed before the job runs.
+/// The rule that drops resets, if the images have such connections. It has to be removed before the job runs.
+/// `are_acknowledged`: no connection has data that the other end has not acknowledged.
 ///
 /// # Errors
 /// When the images cannot be read. Without the rights for the rule there is none.
-pub(super) fn shield(images: &StagedDir, namespace: &Namespace) -> Result<Option<PacketRule>> {
-    let ports = Descriptors::read(&|name| images.read(name))?.half_closed_ports;
+pub(super) fn rule(
+    images: &StagedDir,
+    namespace: &Namespace,
+    are_acknowledged: bool,
+) -> Result<Option<PacketRule>> {
+    let found = Descriptors::read(&|name| images.read(name))?;
+    let ports = if are_acknowledged { found.half_closed_ports } else { found.connected_ports };
     if ports.is_empty() {
         return Ok(None);
     }
@@ -26,7 +37,7 @@ pub(super) fn shield(images: &StagedDir, namespace: &Namespace) -> Result<Option
     Ok(rule
         .inspect_err(|error| {
             tracing::warn!(
-                "the job's half-closed TCP connections may be reset by the resume: packets cannot be dropped ({error})"
+                "the job's TCP connections that are half-closed, or have data under way, may be reset by the resume: packets cannot be dropped ({error})"
             );
         })
         .ok())
