@@ -53,6 +53,7 @@ fn begin() {
     set_hook(Box::new(|_| {}));
     let Some(path) = process::variable(SOCKET_VARIABLE.as_bytes()) else { return auto::hand_over() };
     let Some(address) = socket::Address::new(path) else { return };
+    cuda::nccl::interface::choose();
     cuda::activate();
     exec::follow(path);
     agent::install(address);

@@ -61,6 +61,15 @@ pub fn forget_variable(name: &str) {
     unsafe { libc::unsetenv(name.as_ptr()) };
 }
 
+/// Sets a variable, for the program and those below it.
+///
+/// To be called from the constructor only: nothing else may be using the environment.
+pub fn set_variable(name: &str, value: &str) {
+    let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return };
+    // SAFETY: NUL-terminated texts, which the C library copies; no other thread exists.
+    unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) };
+}
+
 /// This process's start in clock ticks since boot, if `/proc` has it.
 ///
 /// A restored process has another start time than the one that was dumped: its task was recreated.

@@ -432,6 +432,29 @@ fn children_of_python_with_another_environment_stay_in_the_job() {
     }
 }
 
+/// Ranks that torchrun has started, all on this machine, use loopback, unless the user has chosen.
+#[test]
+fn nccl_of_one_machine_uses_loopback() {
+    const HERE: &[(&str, &str)] = &[("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "8")];
+    const ELSEWHERE_TOO: &[(&str, &str)] = &[("WORLD_SIZE", "16"), ("LOCAL_WORLD_SIZE", "8")];
+    let launcher = Launcher::new();
+    let script =
+        "import os; print(os.environ.get('NCCL_SOCKET_IFNAME')); os.system('echo $NCCL_SOCKET_IFNAME')";
+    for (ranks, user, expected) in [
+        (HERE, None, "lo\nlo\n"),
+        (HERE, Some(("NCCL_SOCKET_IFNAME", "eth0")), "eth0\neth0\n"),
+        (HERE, Some(("NCCL_COMM_ID", "192.0.2.1:5000")), "None\n\n"),
+        (ELSEWHERE_TOO, None, "None\n\n"),
+        (&[], None, "None\n\n"),
+    ] {
+        let mut command = preloaded(&launcher, Path::new("/usr/bin/python3"));
+        command.args(["-c", script]).env_remove("NCCL_SOCKET_IFNAME");
+        command.envs(ranks.iter().copied()).envs(user);
+        let output = command.output().expect("started");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{ranks:?} {user:?}");
+    }
+}
+
 #[test]
 fn a_program_that_cannot_be_started_is_an_error_as_before() {
     let launcher = Launcher::new();

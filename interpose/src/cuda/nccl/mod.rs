@@ -9,6 +9,7 @@
 //! | `communicators` | the communicators, and the steps of those that do not block |
 //! | `graphs`, `graph_calls` | calls that were captured, and the launches of their graphs |
 //! | `in_flight` | whether the work of the steps is still on the GPU |
+//! | `interface` | the interface of NCCL's sockets |
 //!
 //! No call here passes the gate, since a call of NCCL may wait for other processes: at a cut it is parked outside, and
 //! the driver calls that NCCL makes inside it pass the gate by themselves.
@@ -36,6 +37,7 @@ mod communicators;
 pub(super) mod graph_calls;
 pub(super) mod graphs;
 mod in_flight;
+pub mod interface;
 mod library;
 mod steps;
 
