@@ -27,8 +27,9 @@ use crate::files::staging::StagedDir;
 use crate::files::tracking::Record;
 use crate::files::walk::MountPoints;
 use crate::namespace::inside;
+use crate::sys::deadline::FILE_RETRY_INTERVAL;
 use ckpt_snapshot::chunk::ChunkId;
-use ckpt_snapshot::{RelPath, Source};
+use ckpt_snapshot::{RelPath, Source, faults};
 use procfs_core::FromBufRead;
 use procfs_core::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
 use rustix::fs::FsWord;
@@ -49,6 +50,9 @@ const ALL_UNWRITTEN_MAX_BYTES: u64 = 64 << 20;
 const SMALL_BYTES: u64 = 1 << 20;
 /// How often a file is copied that changes meanwhile: while the job is frozen, another program writes it.
 const COPY_TRIES: usize = 3;
+/// How often, for one snapshot, the content of a file is read again after an error of the system: memory or descriptors may
+/// be short for a moment only, and without the content of a file a resume may be refused. The job is frozen meanwhile.
+const MOST_RETRIES: u32 = 10;
 /// The most that is read of one file for a checksum. The next snapshot continues.
 const HASH_MAX_BYTES: u64 = 4 << 30;
 
@@ -84,6 +88,8 @@ pub struct Capture<'a> {
     copied_bytes: u64,
     unwritten_bytes: u64,
     names: usize,
+    /// See [`MOST_RETRIES`].
+    retries: u32,
     /// The most that is copied, bytes.
     budget_bytes: u64,
     /// Until when the job may be frozen.
@@ -159,6 +165,7 @@ impl<'a> Capture<'a> {
             copied_bytes: 0,
             unwritten_bytes: 0,
             names: 0,
+            retries: 0,
             budget_bytes: rules.budget_bytes,
             deadline: None,
             leased: HashSet::new(),
@@ -370,7 +377,7 @@ impl<'a> Capture<'a> {
                 is_mapped: entry.is_mapped,
                 is_append_only,
             };
-            match self.copies(&path, &state, entry.written) {
+            match self.copies_after_retries(&path, &state, entry.written) {
                 Ok(kept) => *copies = kept,
                 Err(error) => {
                     let reason = format!("its content could not be kept: {error}");
@@ -379,6 +386,19 @@ impl<'a> Capture<'a> {
             }
         }
         self.inventory.entries.insert(path, entry);
+    }
+
+    fn copies_after_retries(&mut self, path: &str, file: &State, is_written: bool) -> io::Result<Copies> {
+        loop {
+            match self.copies(path, file, is_written) {
+                Err(error) if error.raw_os_error().is_some() && self.retries < MOST_RETRIES => {
+                    tracing::debug!("{path}: its content is read again after an error: {error}");
+                    self.retries += 1;
+                    std::thread::sleep(FILE_RETRY_INTERVAL);
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Keeps the content of a file in the first way that is possible.
@@ -528,6 +548,7 @@ impl<'a> Capture<'a> {
 
     /// Copies a file. Returns what was copied, and the name of the copy.
     fn copy(&mut self, path: &str) -> io::Result<(Identity, String)> {
+        faults::hit("file-copy")?;
         let mut from = open_file(&inside(&self.root, path))?;
         let name = self.next_name();
         for _ in 0..COPY_TRIES {

@@ -118,6 +118,8 @@ pub const PY_SPY_TIMEOUT: Duration = Duration::from_secs(10);
 
 // Checkpoint and resume
 
+/// Pause before the content of a file of the paused job is read again after an error.
+pub const FILE_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Time for reading the options of the job's sockets while it is paused: 1,000 sockets take a small part of it.
 pub const SOCKET_OPTIONS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay between two tries of a dump.

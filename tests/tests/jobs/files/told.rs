@@ -228,6 +228,25 @@ fn an_edit_of_a_file_of_the_job_is_kept() {
     assert!(job.kept().iter().any(|(_, text)| text == "edited"), "{:?}\n{said}", job.kept());
 }
 
+/// Files cannot be copied for a moment, before the job is frozen and while it is.
+#[test]
+fn an_error_that_passes_leaves_no_file_out() {
+    let mut job = Told::new(&[]);
+    let faults: Vec<_> = (1..=6).map(|passage| format!("file-copy@{passage}=eio")).collect();
+    job.sandbox.variables.push(("CKPT_FAULT".to_owned(), faults.join(",")));
+    job.start(&[]);
+    job.tell(WRITE);
+    job.tell("write('state', 'then')");
+    let told = job.checkpoint();
+    job.tell("write('state', 'later')");
+    let said = job.running.as_ref().unwrap().said();
+    assert_eq!(said.matches("fault point file-copy: eio").count(), 6, "{said}");
+    assert!(!said.contains("could not be kept"), "{said}");
+    job.kill(told);
+    let said = job.resume(&[]);
+    assert_eq!(job.read("state"), "then", "{said}");
+}
+
 /// All files, with ckpt-run's own left out.
 fn tree(top: &Path) -> Tree {
     Tree::read(&top.join("work"))
