@@ -188,9 +188,10 @@ impl Attempt<'_> {
         let held = self.parts.dir.held_dir(&id);
         let CheckpointerParts { file_rules, identity, .. } = self.parts;
         let record = history.files.is_tracked().then(|| tracking::open(&self.parts.dir, &id)).flatten();
+        let room_bytes = staging.room_bytes(survey.memory_bytes).map_err(AttemptError::Staging)?;
         let mut capture =
             Capture::new(file_rules, &mut history.files, self.root(), &identity.cwd, &copies, held)
-                .within(staging.room_bytes(survey.memory_bytes))
+                .within(room_bytes)
                 .recorded_by(record.as_ref());
         capture.touch(self.parts.job.namespace.written_files(None).ok().flatten());
         capture.prepare();

@@ -268,17 +268,18 @@ impl Attempt<'_> {
         if !staging.is_in_memory() {
             return Err("the images are staged on disk".to_owned());
         }
+        let room_bytes = || staging.room_bytes(memory_bytes).map_err(|error| error.to_string());
         let mut last_bytes = memory_bytes;
         for number in 1..=most {
             // Beside the images of the dump, which may contain everything once more.
-            if staging.room_bytes(memory_bytes) < last_bytes {
+            if room_bytes()? < last_bytes {
                 return Err("there is not enough free memory for a second copy".to_owned());
             }
             let round = self.copy_round(id, staging, number, precopied)?;
             let (bytes, stall_s) = (round.bytes, round.stall_s);
             tracing::debug!("pre-copy, round {number}: {bytes} bytes, the job was paused for {stall_s:.3} s");
             precopied.rounds.push(round);
-            if staging.room_bytes(memory_bytes) == 0 {
+            if room_bytes()? == 0 {
                 return Err("the job has allocated memory meanwhile, and too little is free".to_owned());
             }
             if is_auto && number > 1 && bytes > last_bytes / 2 {

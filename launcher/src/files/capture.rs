@@ -35,7 +35,7 @@ use procfs_core::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
 use rustix::fs::FsWord;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, Metadata};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -50,8 +50,8 @@ const ALL_UNWRITTEN_MAX_BYTES: u64 = 64 << 20;
 const SMALL_BYTES: u64 = 1 << 20;
 /// How often a file is copied that changes meanwhile: while the job is frozen, another program writes it.
 const COPY_TRIES: usize = 3;
-/// How often, for one snapshot, the content of a file is read again after an error of the system: memory or descriptors may
-/// be short for a moment only, and without the content of a file a resume may be refused. The job is frozen meanwhile.
+/// How often, for one snapshot, a file is read again after an error of the system: memory or descriptors may be short for a
+/// moment only, and without the content of a file a resume may be refused. The job may be frozen meanwhile.
 const MOST_RETRIES: u32 = 10;
 /// The most that is read of one file for a checksum. The next snapshot continues.
 const HASH_MAX_BYTES: u64 = 4 << 30;
@@ -239,7 +239,7 @@ impl<'a> Capture<'a> {
         self.carry_over();
         for (path, meta) in self.find(open) {
             if Instant::now() > deadline {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "there was no time to copy them"));
+                return Err(io::Error::new(ErrorKind::TimedOut, "there was no time to copy them"));
             }
             self.record(path, &meta, open);
         }
@@ -295,14 +295,21 @@ impl<'a> Capture<'a> {
         }
         for path in paths {
             let is_needed = needed.contains(&path) && !self.inventory.entries.contains_key(&path);
-            if let Ok(meta) = fs::symlink_metadata(inside(&self.root, &path))
-                && (is_needed || is_on && self.rules.covers(Path::new(&path), is_tracked))
-                && !path.starts_with("/dev/")
-            {
-                if is_tracked && meta.is_dir() && self.is_new_directory(&path, &meta) {
-                    self.walk_below(Path::new(&path), &mut found);
+            let is_covered = is_needed || is_on && self.rules.covers(Path::new(&path), is_tracked);
+            if !is_covered || path.starts_with("/dev/") {
+                continue;
+            }
+            match self.retried(&path, |capture| fs::symlink_metadata(inside(&capture.root, &path))) {
+                Ok(meta) => {
+                    if is_tracked && meta.is_dir() && self.is_new_directory(&path, &meta) {
+                        self.walk_below(Path::new(&path), &mut found);
+                    }
+                    found.insert(path, meta);
                 }
-                found.insert(path, meta);
+                Err(error) if is_gone(&error) => {}
+                Err(error) => {
+                    self.inventory.uncovered.insert(path, format!("it cannot be looked at: {error}"));
+                }
             }
         }
         found
@@ -377,7 +384,7 @@ impl<'a> Capture<'a> {
                 is_mapped: entry.is_mapped,
                 is_append_only,
             };
-            match self.copies_after_retries(&path, &state, entry.written) {
+            match self.retried(&path, |capture| capture.copies(&path, &state, entry.written)) {
                 Ok(kept) => *copies = kept,
                 Err(error) => {
                     let reason = format!("its content could not be kept: {error}");
@@ -388,11 +395,14 @@ impl<'a> Capture<'a> {
         self.inventory.entries.insert(path, entry);
     }
 
-    fn copies_after_retries(&mut self, path: &str, file: &State, is_written: bool) -> io::Result<Copies> {
+    /// Does it again after an error of the system, see [`MOST_RETRIES`].
+    fn retried<T>(&mut self, path: &str, work: impl Fn(&mut Self) -> io::Result<T>) -> io::Result<T> {
         loop {
-            match self.copies(path, file, is_written) {
-                Err(error) if error.raw_os_error().is_some() && self.retries < MOST_RETRIES => {
-                    tracing::debug!("{path}: its content is read again after an error: {error}");
+            match work(self) {
+                Err(error)
+                    if error.raw_os_error().is_some() && !is_gone(&error) && self.retries < MOST_RETRIES =>
+                {
+                    tracing::debug!("{path}: it is read again after an error: {error}");
                     self.retries += 1;
                     std::thread::sleep(FILE_RETRY_INTERVAL);
                 }
@@ -565,6 +575,11 @@ impl<'a> Capture<'a> {
         self.names += 1;
         self.names.to_string()
     }
+}
+
+/// Whether a file was removed, or its directory.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
 /// The state of a file at the snapshot.

@@ -165,14 +165,16 @@ impl Staging {
     }
 
     /// How much may be copied to it beside images of this size, bytes.
-    #[must_use]
-    pub fn room_bytes(&self, image_bytes: u64) -> u64 {
+    ///
+    /// # Errors
+    /// When it cannot be read how much memory is free. The contents of files would be missing then.
+    pub fn room_bytes(&self, image_bytes: u64) -> io::Result<u64> {
         match &self.location {
             Location::Memory(_) => {
                 let reserved = image_bytes.saturating_add(image_bytes / 8).saturating_add(SPARE_BYTES);
-                available_bytes().unwrap_or(0).saturating_sub(reserved)
+                Ok(available_bytes()?.saturating_sub(reserved))
             }
-            Location::Disk(_) => u64::MAX,
+            Location::Disk(_) => Ok(u64::MAX),
         }
     }
 
