@@ -13,7 +13,8 @@
 //! 5. a hard link beside the store, for a file that is closed: its content survives deletion and replacement;
 //! 6. a checksum, for a file that grows.
 //!
-//! A file for which none is possible is named in the snapshot, and a resume that needs its content is refused.
+//! A file for which none is possible is named in the snapshot, and a resume that needs its content is refused. So is one that
+//! has a checksum only and was seen to change in place, or is mapped.
 
 use crate::files::history::{ChunkNames, FileHistory, Known};
 use crate::files::inventory::{
@@ -448,7 +449,9 @@ impl<'a> Capture<'a> {
             return Ok(self.keep(identity.bytes, From::Staged(name)));
         }
         let copies = self.hold(path, file);
-        if copies == Copies::default() && is_written {
+        let has_checksum_only = copies.data.is_none() && copies.held.is_none();
+        if is_written && (copies == Copies::default() || has_checksum_only && self.is_overwritten(path, file))
+        {
             let (bytes, most) = (file.now.bytes, self.budget_bytes);
             let reason = if most < self.rules.budget_bytes {
                 format!("it has {bytes} bytes, and memory is free for copies of {most} bytes")
@@ -458,6 +461,17 @@ impl<'a> Capture<'a> {
             self.inventory.uncovered.insert(path.to_owned(), reason);
         }
         Ok(copies)
+    }
+
+    /// Whether a file is known to change in place. A checksum is of no use for it.
+    fn is_overwritten(&self, path: &str, file: &State) -> bool {
+        let is_same_size_or_less = |known: &Known| {
+            let then = &known.entry.identity;
+            then.is_same_inode(&file.now)
+                && file.now.bytes <= then.bytes
+                && file.now.modified_ns != then.modified_ns
+        };
+        file.is_mapped || self.history.known.get(path).is_some_and(is_same_size_or_less)
     }
 
     /// Keeps the content of a file that is too large to be copied.

@@ -387,6 +387,27 @@ fn files_beyond_the_budget() {
     assert!(!job.path("new").exists());
 }
 
+/// Of a file that is open and too large to be copied, there is a checksum, which is of no use if it changes in place.
+#[test]
+fn a_file_beyond_the_budget_that_changes_in_place_is_named() {
+    let mut job = Job::new(10);
+    let manifest = crate::checkpoint::attempt::tests::manifest(Vec::new());
+    job.write("database", "version 1 of it");
+    job.write("log", "line 1 of the log");
+    let open = ["database", "log"];
+    let first = job.capture(&open, &[]);
+    assert!(first.inventory.uncovered.is_empty(), "{:?}", first.inventory.uncovered);
+    job.history.committed(&manifest, first.inventory);
+    let mut file = File::options().write(true).open(job.path("database")).unwrap();
+    file.write_all(b"version 2").unwrap();
+    job.append("log", "line 2");
+    let second = job.capture(&open, &[]);
+    let named: Vec<_> = second.inventory.uncovered.iter().collect();
+    let [(path, why)] = named[..] else { panic!("{named:?}") };
+    assert!(path.ends_with("/work/database"), "{path}");
+    assert_eq!(why, "it has 15 bytes, and --files-budget is 10");
+}
+
 /// A reflink is used as long as nobody has written to it, also if it has its old length and time of the content.
 #[test]
 fn an_altered_reflink_is_not_put_back() {
