@@ -55,9 +55,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));
     test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
     if let Some(tools) = full {
-        let wheels = dist::wheels()?;
+        let packages = dist::packages()?;
         test.envs(tools)
-            .env("CKPT_TEST_WHEELS", wheels[0].parent().context("wheels without a directory")?)
+            .env("CKPT_TEST_PACKAGES", packages[0].parent().context("packages without a directory")?)
             // Power is lost at each flush, on three file systems.
             .env("CKPT_TEST_POWER_LOSSES", "all")
             .env("CKPT_TEST_STRESS_S", STRESS_S)

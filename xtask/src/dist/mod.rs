@@ -70,9 +70,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The two Python packages, for tests that install them.
-pub fn wheels() -> Result<Vec<PathBuf>> {
-    make(&[What::Wheel, What::CriuWheel])
+/// All packages, for tests that install them.
+pub fn packages() -> Result<Vec<PathBuf>> {
+    make(&[])
 }
 
 fn make(what: &[What]) -> Result<Vec<PathBuf>> {

@@ -12,6 +12,7 @@
 //! | cuda-bindings, numba-cuda | - | PyPI's wheels, likewise |
 //! | blake3, cryptography, zstandard | - | PyPI's wheels, likewise |
 //! | kubernetes-validate | - | PyPI's wheels, likewise |
+//! | uv | - | PyPI's wheel, likewise, for `test --full` only |
 //! | Zig, cargo-zigbuild, wheel | - | PyPI's wheels, likewise, for `dist` only |
 //! | CRIU's sources | - | the archive of Debian's source package, for `dist` only ([`mod@criu_source`]) |
 //! | Slurm, munge | in `CKPT_TEST_SLURM` | packages of the system's own suite, unpacked into a prefix ([`slurm`]) |
@@ -168,6 +169,7 @@ pub fn full_environment() -> Result<Variables> {
     ];
     let roots = std::env::join_paths(rootfs::set_up_bare()?).context("joining the paths of bare roots")?;
     variables.push(("CKPT_TEST_BARE_ROOTS", roots));
+    variables.push(("CKPT_TEST_UV", python::set_up_uv()?.into()));
     variables.extend(releases::set_up()?.map(|dir| (releases::VARIABLE, dir.into())));
     Ok(variables)
 }

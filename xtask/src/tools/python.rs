@@ -229,6 +229,19 @@ const LMDB: Wheels = Wheels {
     purpose: "tests of a job's files",
 };
 
+/// One of the installers of Python packages that users have.
+const UV: Wheels = Wheels {
+    name: "uv",
+    requirements: &["uv==0.13.9"],
+    check: "import uv; from importlib.metadata import version; uv.find_uv_bin(); print('uv', version('uv'))",
+    purpose: "tests of the packages for users",
+};
+
+/// Fetches uv and returns its program.
+pub fn set_up_uv() -> Result<PathBuf> {
+    Ok(site_packages(&UV.set_up()?)?.join("bin/uv"))
+}
+
 /// Fetches what `cargo xtask dist` builds with, and returns the directory that has it.
 pub fn set_up_dist() -> Result<PathBuf> {
     site_packages(&DIST.set_up()?)
