@@ -124,11 +124,10 @@ fn pass(stages: &[&str], measured: &[&str], devices: &str) {
     }
     let output = run(command);
     let said = said(&output);
-    // What has failed comes first: a long log is shortened in the middle.
-    let is_failure = |line: &&str| line.trim_start().starts_with("FAILED");
-    said.lines().filter(is_failure).for_each(|line| println!("{line}"));
     println!("{said}");
-    assert_eq!(output.status.code(), Some(0));
+    // A long log is shortened: the message has what has failed.
+    let failed: Vec<_> = said.lines().filter(|line| line.trim_start().starts_with("FAILED")).collect();
+    assert_eq!(output.status.code(), Some(0), "{}", failed.join("\n"));
     if is_real {
         return;
     }
