@@ -1,6 +1,5 @@
 //! The init of the job's last session. When a launcher is killed, the kernel releases the job's lock at once, but the init
-//! and the processes of the job end some time later. Until then they can write files and hold ports, and when the kernel
-//! closes their connections, the resets would reach restored connections with the same addresses. So a start waits.
+//! and the processes of the job end some time later. Until then they can write files and hold ports. So a start waits.
 
 use crate::namespace::{Namespace, pid_namespace_of, remaining_processes};
 use crate::sys::authentic::{opened, sealed};
@@ -30,9 +29,11 @@ struct Init {
 }
 
 impl Init {
-    fn of(pid: i32) -> Result<Self> {
-        let stat = stat(pid).context("the job's init has ended")?;
-        Ok(Self {
+    /// `None` if the process has ended: an init ends after all other processes of its namespace.
+    fn of(pid: i32) -> Option<Self> {
+        let stat = Stat::from_file(format!("/proc/{pid}/stat")).ok()?;
+        let has_ended = matches!(stat.state, 'Z' | 'X');
+        (!has_ended).then(|| Self {
             boot_id: host::facts().boot_id,
             pid_namespace: pid_namespace_of(std::process::id().cast_signed()),
             pid,
@@ -40,16 +41,9 @@ impl Init {
         })
     }
 
-    /// Whether the processes of its namespace have not all ended: an init ends after all others.
     fn runs(&self) -> bool {
-        let has_ended = |stat: &Stat| matches!(stat.state, 'Z' | 'X');
-        stat(self.pid).is_some_and(|stat| !has_ended(&stat))
-            && Self::of(self.pid).is_ok_and(|now| now == *self)
+        Self::of(self.pid).as_ref() == Some(self)
     }
-}
-
-fn stat(pid: i32) -> Option<Stat> {
-    Stat::from_file(format!("/proc/{pid}/stat")).ok()
 }
 
 /// Records the init of the session that begins.
@@ -58,7 +52,7 @@ fn stat(pid: i32) -> Option<Stat> {
 /// When that cannot be written.
 pub fn record(dir: &JobDir, namespace: &Namespace) -> Result<()> {
     let path = dir.path().join(FILE);
-    let text = serde_json::to_string(&Init::of(namespace.init_pid())?)?;
+    let text = serde_json::to_string(&Init::of(namespace.init_pid()).context("the job's init has ended")?)?;
     write_atomically(&path, sealed(&dir.file_key(FILE), &text).as_bytes())
         .with_context(|| format!("cannot write {}", path.display()))
 }
