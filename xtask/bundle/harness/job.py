@@ -143,6 +143,7 @@ class Job(Asked):
         processes.until("the end of the job", lambda: not any(map(processes.is_alive, below)), 30)
 
     def wait(self, limit_s):
+        limit_s *= processes.PATIENCE
         try:
             code = self.process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
