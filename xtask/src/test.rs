@@ -17,6 +17,8 @@ const KILLS: &str = "20";
 const SEEDS: &str = "100000";
 /// How many altered inputs each reader gets with `--full`; tests/mutate has a number of its own.
 const MUTATIONS: &str = "300000";
+/// How many sequences of actions on snapshots `--full` tries; launcher/src/persist/state_model.rs has a number of its own.
+const CASES: &str = "1000";
 /// How often jobs run with faults of system calls with `--full`.
 const SYSTEM_CALL_ROUNDS: &str = "50";
 
@@ -63,6 +65,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             .env("CKPT_TEST_STRESS_S", STRESS_S)
             .env("CKPT_TEST_KILLS", KILLS)
             .env("CKPT_TEST_SEEDS", SEEDS)
+            .env("CKPT_TEST_CASES", CASES)
             .env("CKPT_TEST_MUTATIONS", MUTATIONS)
             .env("CKPT_TEST_SYSTEM_CALL_ROUNDS", SYSTEM_CALL_ROUNDS);
     } else {

@@ -235,6 +235,8 @@ impl Scene {
             return Ok(());
         }
         let verified = said(&self.sandbox.call(["verify", "--all"]))?;
+        // What the journal has kept can be read.
+        said(&self.sandbox.call(["explain"]))?;
         let listed = self.sandbox.call(["ls", "--json"]);
         let rows: Vec<Value> = serde_json::from_slice(&listed.stdout).map_err(|_| text(&listed))?;
         let numbers = rows.iter().map(|row| number(row["id"].as_str().unwrap()));

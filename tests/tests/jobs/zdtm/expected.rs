@@ -49,11 +49,6 @@ pub const EXPECTED: &[Expected] = &[
     refused("static/timens_nested", "nested time namespace"),
 ];
 
-/// Whether a resume may reset the connection of a program: it is half closed (docs/limits.md). It passes as often as not.
-pub fn may_be_reset(path: &str) -> bool {
-    path.starts_with("static/socket-tcp") && path.ends_with("close-wait")
-}
-
 /// Programs of CRIU's flavours `ns` and `uns`, for which the namespaces of every job do.
 pub const NAMESPACES_OF_A_JOB: &[&str] = &[
     "static/child_subreaper_and_reparent",
