@@ -189,16 +189,26 @@ fn source_failed(input: &Input<'_>) -> impl FnOnce(io::Error) -> SaveError {
 }
 
 impl Saving<'_> {
-    /// Makes packs durable and writes their indexes.
+    /// Makes packs durable, and then writes their indexes. All at the same time: a file system stores together what is
+    /// synced together, and a server answers several requests in the time of one.
     fn finish_packs(&mut self) -> Result<(), SaveError> {
-        for packer in std::mem::take(&mut self.packers).into_iter().flatten() {
-            if packer.is_empty() {
-                continue;
-            }
-            faults::hit("save-sync").map_err(self.common.failed("write", &packs_dir()))?;
-            self.finished.extend(self.common.finish(packer)?);
-        }
-        self.finished.iter().try_for_each(|index| self.common.write_index(index))
+        let used = |packer: &Packer| !packer.is_empty();
+        let packers: Vec<_> =
+            self.packers.drain(..).flatten().filter(used).map(|packer| Mutex::new(Some(packer))).collect();
+        let finished = Mutex::new(std::mem::take(&mut self.finished));
+        let common = &self.common;
+        let result: Result<(), SaveError> =
+            on_threads(&mut vec![None::<()>; packers.len()], &packers, |_, packer| {
+                faults::hit("save-sync").map_err(common.failed("write", &packs_dir()))?;
+                let packer = packer.lock().take().expect("each is taken once");
+                let index = common.finish(packer)?;
+                finished.lock().extend(index);
+                Ok(())
+            });
+        self.finished = finished.into_inner();
+        result?;
+        let threads = common.store.limits.threads().min(self.finished.len());
+        on_threads(&mut vec![None::<()>; threads], &self.finished, |_, index| common.write_index(index))
     }
 
     /// Whether the manifest that exists already is this one: a server may answer a repeated request, of which the first one
