@@ -5,7 +5,7 @@ use crate::cli::config::Config;
 use crate::cli::settings::{CONFIG_FILE, SETTINGS, Setting, TRUST};
 use crate::cli::values::{Origin, Resolved};
 use crate::sys::error::bad_input;
-use crate::sys::trust::Trust;
+use crate::sys::trust::{OpenError, Trust};
 use anyhow::{Context, Result, anyhow};
 use clap::ArgMatches;
 use std::io;
@@ -80,14 +80,19 @@ impl File {
     /// Reads the file. The default one may be missing.
     fn read(named: &Resolved, trust: &Trust) -> Result<Self> {
         let path = PathBuf::from(&named.value);
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && named.origin == Origin::Default => {
+        let cannot_read = |error: io::Error| bad_input(anyhow!("cannot read {}: {error}", path.display()));
+        let text = match trust.open(&path) {
+            Ok(file) => io::read_to_string(file).map_err(cannot_read)?,
+            Err(OpenError::Io(error))
+                if error.kind() == io::ErrorKind::NotFound && named.origin == Origin::Default =>
+            {
                 return Ok(Self::default());
             }
-            Err(error) => return Err(bad_input(anyhow!("cannot read {}: {error}", path.display()))),
+            Err(OpenError::Io(error)) => return Err(cannot_read(error)),
+            Err(OpenError::Untrusted(why)) => {
+                return Err(bad_input(anyhow!("{} is not read: {why}", path.display())));
+            }
         };
-        trust.check(&path).map_err(|why| bad_input(anyhow!("{} is not read: {why}", path.display())))?;
         let table = text.parse::<toml::Table>();
         let table = table.with_context(|| format!("{} is not valid TOML", path.display()));
         let file = Self { path, table: table.map(without_sections).map_err(bad_input)? };

@@ -8,9 +8,10 @@ use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::{Options, Pace, Retry, Service, Site, StoreUrl};
 use ckpt_snapshot::codec::Key;
-use ckpt_snapshot::{JobDir, JobKey, OpenError, RelPath, StoreRoot};
+use ckpt_snapshot::{JobDir, JobKey, OpenError, RelPath, StoreRoot, faults};
 use std::io;
 use std::sync::Arc;
+use std::path::Path;
 
 /// The store.
 pub struct Root {
@@ -35,8 +36,7 @@ impl Root {
             let retry = Retry { give_up_after: STORE_RETRY_TIMEOUT, ..Retry::default() };
             return Self::at(options, url, Options { retry, ..Options::default() });
         }
-        options.trust.check(&options.dir).map_err(bad_input)?;
-        let local = StoreRoot::open(&options.dir).map_err(|error| match error {
+        let local = trusted(options, StoreRoot::open)?.map_err(|error| match error {
             OpenError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => bad_input(anyhow!(
                 "there is no store at {}: name the job's store with --store, or run this command in the directory in which the job was started",
                 options.dir.display()
@@ -65,7 +65,7 @@ impl Root {
         options.trust.check(&options.dir).map_err(bad_input)?;
         refuse_to_shut_out(options)?;
         let Some(url) = &options.url else {
-            let local = StoreRoot::open_or_create(&options.dir)?;
+            let local = trusted(options, StoreRoot::open_or_create)??;
             return Ok(Self { key: options.key.clone(), local, remote: None });
         };
         let root = Self::at(options, url, Options { pace: Arc::clone(pace), ..Options::default() })?;
@@ -75,8 +75,7 @@ impl Root {
 
     fn at(options: &StoreOptions, url: &StoreUrl, client: Options) -> Result<Self> {
         let site = Site::open(url, client).map_err(bad_input)?;
-        options.trust.check(&options.dir).map_err(bad_input)?;
-        let local = StoreRoot::open_or_create(&options.dir).with_context(|| {
+        let local = trusted(options, StoreRoot::open_or_create)?.with_context(|| {
             format!("cannot create the directory on this machine for locks and logs of {url}")
         })?;
         Ok(Self { key: options.key.clone(), local, remote: Some(Remote { url: url.clone(), site }) })
@@ -133,6 +132,19 @@ fn refuse_to_shut_out(options: &StoreOptions) -> Result<()> {
             owner.for_sudo(),
             options.dir.canonicalize().unwrap_or_else(|_| options.dir.clone()).display()
         ))),
+/// Opens the store's directory, if no other user controls it. Another user may make a directory of that name after the first
+/// look.
+fn trusted(
+    options: &StoreOptions,
+    open: impl FnOnce(&Path) -> Result<StoreRoot, OpenError>,
+) -> Result<Result<StoreRoot, OpenError>> {
+    options.trust.check(&options.dir).map_err(bad_input)?;
+    faults::hit("store-trusted")?;
+    let opened = open(&options.dir);
+    options.trust.check(&options.dir).map_err(bad_input)?;
+    Ok(opened)
+}
+
         None => Ok(()),
     }
 }

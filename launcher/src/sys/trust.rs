@@ -4,7 +4,8 @@
 
 use rustix::process::{getegid, geteuid, getgroups};
 use std::collections::BTreeSet;
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +27,17 @@ pub struct Trust(Vec<PathBuf>);
 pub struct Untrusted {
     problem: String,
     dir: PathBuf,
+}
+
+/// Why a file was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It cannot be.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Another user controls it.
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
 }
 
 /// A user, for messages.
@@ -111,8 +123,45 @@ impl Trust {
     pub fn owner_shut_out(&self, dir: &Path) -> Option<Owner> {
         let uid = fs::metadata(dir).ok()?.uid();
         let path = fs::canonicalize(dir).ok()?;
-        let is_trusted = self.0.iter().any(|trusted| path.starts_with(trusted) || dir.starts_with(trusted));
+        let is_trusted = self.covers(&path) || self.covers(dir);
         (geteuid().is_root() && uid != 0 && !is_trusted).then(|| Owner::of(uid))
+    }
+
+    /// Opens the file `path` for reading, if only the caller, root and the caller's groups can change it. The file that is
+    /// read counts, and not one that had its name before or has it afterwards.
+    ///
+    /// # Errors
+    /// When another user can change it, or has replaced it meanwhile; when it cannot be opened.
+    pub fn open(&self, path: &Path) -> Result<File, OpenError> {
+        // A fifo of another user would be waited for.
+        if fs::symlink_metadata(path).is_ok() {
+            self.check(path)?;
+        }
+        let file = File::open(path)?;
+        self.check(path)?;
+        let (opened, absolute) = (file.metadata()?, std::path::absolute(path)?);
+        let named = fs::metadata(path).ok();
+        let is_named = named.is_some_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino()));
+        let problem = match is_named {
+            true => Caller::current().problem(&absolute, &opened),
+            false => Some(format!("{} was replaced while it was opened", absolute.display())),
+        };
+        let is_covered = || {
+            let target = fs::canonicalize(path).unwrap_or_default();
+            self.covers(&absolute) || self.covers(&target)
+        };
+        match problem.filter(|_| !is_covered()) {
+            Some(problem) => {
+                let dir = absolute.parent().unwrap_or(&absolute).to_owned();
+                Err(Untrusted { problem, dir }.into())
+            }
+            None => Ok(file),
+        }
+    }
+
+    /// Whether `path` (absolute) is in a directory that is trusted whoever owns it.
+    fn covers(&self, path: &Path) -> bool {
+        self.0.iter().any(|trusted| path.starts_with(trusted))
     }
 
     /// Checks that only the caller, root and the caller's groups can change the file or directory `path` and replace it in
@@ -136,7 +185,7 @@ impl Trust {
         for path in checked {
             let Ok(meta) = fs::symlink_metadata(path) else { continue };
             let dir = if meta.is_dir() { path } else { path.parent().unwrap_or(path) };
-            if self.0.iter().any(|trusted| path.starts_with(trusted)) {
+            if self.covers(path) {
                 continue;
             }
             if let Some(problem) = caller.problem(path, &meta) {

@@ -1,10 +1,13 @@
 //! What a user can do who may write where ckpt-run of another user looks.
 
 use ckpt_run_tests::Sandbox;
+use rustix::io::Errno;
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 const STRANGER: u32 = 61_009;
 
@@ -143,4 +146,60 @@ fn the_store_of_another_user_is_not_used() {
     assert!(!sandbox.store.exists(), "nothing was made there");
     let trust = sandbox.path().display().to_string();
     assert!(call(&sandbox, &["--trust", &trust, "--", "true"]).status.success());
+}
+
+/// Another user may replace what was looked at.
+#[test]
+fn what_was_opened_counts_and_not_what_has_its_name() {
+    if !is_root() {
+        return;
+    }
+    let shared = Sandbox::new();
+    fs::set_permissions(shared.path(), Permissions::from_mode(0o1777)).unwrap();
+    let (config, executed) = (shared.path().join("ckpt-run.toml"), shared.path().join("executed"));
+    // A fifo without a reader can be removed while it is read.
+    let made = Command::new("mkfifo").args(["-m", "666"]).arg(&config).status().unwrap();
+    assert!(made.success());
+    give_to_stranger(&config);
+    let written = {
+        let (config, probe) = (config.clone(), format!("preempt-probe = \"touch {}\"\n", executed.display()));
+        std::thread::spawn(move || {
+            let is_waiting = |error: &std::io::Error| Errno::from_io_error(error) == Some(Errno::NXIO);
+            let mut open = fs::File::options();
+            open.write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+            let end = Instant::now() + Duration::from_secs(20);
+            loop {
+                match open.open(&config) {
+                    Ok(mut fifo) => {
+                        fs::remove_file(&config).unwrap();
+                        return fifo.write_all(probe.as_bytes()).is_ok();
+                    }
+                    Err(error) if is_waiting(&error) && Instant::now() < end => std::thread::yield_now(),
+                    Err(_) => return false,
+                }
+            }
+        })
+    };
+    let said = call(&shared, &["--interval", "off", "--", "sleep", "2"]);
+    // If it is still there, the thread ends now.
+    let _ = fs::remove_file(&config);
+    let was_read = written.join().unwrap();
+    assert!(!executed.exists(), "was read: {was_read}, {said:?}");
+    is_refused(&said, "belongs to user 61009");
+
+    // The store of another user, made after the first look.
+    let hold = shared.path().join("hold");
+    fs::write(&hold, "").unwrap();
+    let mut command = shared.command(["--", "true"]);
+    command.env("CKPT_FAULT", format!("store-trusted=hold:{}", hold.display()));
+    command.env_remove("SUDO_UID");
+    let mut held = shared.start_command("held", command);
+    held.until("a look at the store", || {
+        shared.read("held.err").contains("fault point store-trusted").then_some(())
+    });
+    fs::create_dir(&shared.store).unwrap();
+    give_to_stranger(&shared.store);
+    fs::remove_file(&hold).unwrap();
+    assert_eq!(held.wait(), 2, "{}", held.said());
+    assert!(held.said().contains("belongs to user 61009"), "{}", held.said());
 }
