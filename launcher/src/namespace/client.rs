@@ -65,7 +65,7 @@ pub enum NamespaceError {
         /// The error of the system.
         reason: String,
     },
-    /// Another user can change the directory for the private mount, or it cannot be created.
+    /// The directory for the private mount cannot be created.
     #[error(
         "the job's processes need a private directory: {0}. Remove what is in the way, or ask the owner to do so"
     )]
@@ -159,8 +159,12 @@ impl Namespace {
         if !missing.is_empty() {
             return Err(NamespaceError::Rights { uid, missing: missing.join(", ") });
         }
-        if let Some(above) = private_dir.and_then(|dir| Path::new(dir).parent()) {
-            private(above.to_owned()).map_err(NamespaceError::PrivateDir)?;
+        if let Some(above) = private_dir.and_then(|dir| Path::new(dir).parent())
+            && let Err(error) = private(above.to_owned())
+            // The init covers a directory.
+            && !std::fs::symlink_metadata(above).is_ok_and(|facts| facts.is_dir())
+        {
+            return Err(NamespaceError::PrivateDir(error));
         }
         Self::try_create(network, private_dir).map_err(|error| {
             let reason = match error {

@@ -8,7 +8,8 @@ use super::recorder::Journal;
 use super::spawn::{CONTROL_FD, PRIVATE_NETWORK};
 use super::written_files::{DRAIN_INTERVAL, STAMP_INTERVAL, Tracker};
 use super::{
-    FIRST_JOB_PID, event_counters, job_start, private_dir, socket_options, subreaper, survey, terminals,
+    FIRST_JOB_PID, PRIVATE_TMPFS, event_counters, job_start, private_dir, socket_options, subreaper, survey,
+    terminals,
 };
 use crate::sys::authentic::FileKey;
 use crate::sys::privileges;
@@ -156,7 +157,7 @@ fn set_up() -> Step<PathBuf> {
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     mount("proc", "/proc", "proc", plain | MountFlags::NOEXEC, c"").at_step("mount /proc for the job")?;
     let private = private_dir().at_step("create a private directory")?;
-    mount("tmpfs", &private, "tmpfs", plain, c"size=1m,mode=0700").at_step("mount a private directory")?;
+    mount("tmpfs", &private, "tmpfs", plain, PRIVATE_TMPFS).at_step("mount a private directory")?;
     if std::env::args().nth(2).as_deref() == Some(PRIVATE_NETWORK) {
         loopback_up().at_step("bring up the loopback interface")?;
         // As most systems have it for their network. Else the job could not be resumed with a socket of that kind, if it

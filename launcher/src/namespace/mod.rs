@@ -12,7 +12,11 @@
 //! kernel kills all processes in the namespace.
 
 use crate::sys::runtime_dir::{fixed_dir, private};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, mount};
+use std::ffi::CStr;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -59,17 +63,35 @@ pub const INIT_ARGUMENT: &str = "__init";
 /// the PIDs to restore.
 pub const FIRST_JOB_PID: i32 = 10_000;
 
+/// Options of small private file systems.
+const PRIVATE_TMPFS: &CStr = c"size=1m,mode=0700";
+
 /// The directory where the init mounts a small private tmpfs, from which the reaper's program is executed. CRIU restores
 /// the (unlinked) program file at its path, so it is `recorded` in the snapshot and the same in every later resume. It is
 /// created if it does not exist. The launcher names it in an argument of the init.
 fn private_dir() -> io::Result<PathBuf> {
     let recorded = std::env::args_os().nth(3).filter(|path| !path.is_empty()).map(PathBuf::from);
     let path = match recorded {
-        Some(path) => private(path.parent().unwrap_or(&path).to_owned()).map(|_| path)?,
+        Some(path) => {
+            let above = path.parent().unwrap_or(&path);
+            if let Err(error) = private(above.to_owned()) {
+                cover(above).map_err(|_| error)?;
+            }
+            path
+        }
         None => fixed_dir()?.join("private"),
     };
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
     Ok(path)
+}
+
+/// Mounts an empty directory over one of another user, in the job's mount namespace. Any user can make the directory of
+/// another one in /tmp, and would keep that user's jobs from being resumed.
+fn cover(dir: &Path) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let taken = rustix::fs::open(dir, flags, Mode::empty())?;
+    let place = format!("/proc/self/fd/{}", taken.as_raw_fd());
+    Ok(mount("tmpfs", place, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, PRIVATE_TMPFS)?)
 }
 
 /// The path of the job's file `path` (absolute) below the job's root directory `root`.
