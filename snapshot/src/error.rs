@@ -38,6 +38,18 @@ pub enum OpenError {
         /// Why, and what to do.
         refusal: Refusal,
     },
+    /// The job's records are older than those that this machine has seen.
+    #[error("{} has number {number}, and this machine has seen number {seen_number}: somebody has put back an older state of the job. Remove {} if that is what you want", path.display(), seen.display())]
+    Replayed {
+        /// The file or address.
+        path: PathBuf,
+        /// Its number.
+        number: u64,
+        /// The highest number that was seen.
+        seen_number: u64,
+        /// The file, outside of the store, with what was seen.
+        seen: PathBuf,
+    },
     /// A job is to be changed whose record has a code of a key, and no key was named.
     #[error("{} was written with a key, and only with that key can the job be changed. Use --encrypt-key-file, or give the job another name (--job)", .0.display())]
     NeedsKey(PathBuf),

@@ -4,6 +4,7 @@
 //! .ckpt-run/store.json            {"format":"ckpt-run store","version":3}
 //! .ckpt-run/jobs/KEY/job/N.json   the job's command and how its last run ended (see `numbered`)
 //! .ckpt-run/jobs/KEY/lock         held by the launcher that runs the job
+//! .ckpt-run/jobs/KEY/keeper       the directory's name in pins that machines share
 //! .ckpt-run/jobs/KEY/snapshots/   snapshots of version 1 (see `DirStore`)
 //! .ckpt-run/jobs/KEY/attempts/    logs of failed checkpoints and restores
 //! .ckpt-run/jobs/KEY/kept/        tails of files that a resume truncated
@@ -11,10 +12,12 @@
 
 use crate::codec::Key;
 use crate::files::{create_private_dir, open_lock, read_regular, sync_dir, write_atomically};
-use crate::medium::{DirMedium, Medium};
+use crate::format::PackId;
+use crate::medium::{DirMedium, Medium, read_all};
 use crate::numbered::JOB;
 use crate::records::PassedOver;
-use crate::{DirStore, OpenError, SnapshotId};
+use crate::seen::Seen;
+use crate::{DirStore, OpenError, RelPath, SnapshotId};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
 use serde::{Deserialize, Serialize};
@@ -26,7 +29,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The version of the store's layout that this build writes, and the newest that it reads. Version 1 had no packs; up to
@@ -34,6 +37,8 @@ use std::time::Duration;
 const STORE_VERSION: u32 = 3;
 /// A longer `store.json` is not read (bytes): it is damaged.
 const STORE_FILE_MAX_BYTES: u64 = 1 << 16;
+/// A longer name of a directory is damaged (bytes).
+const KEEPER_MAX_BYTES: u64 = 64;
 const FORMAT: &str = "ckpt-run store";
 
 #[derive(Serialize, Deserialize)]
@@ -164,6 +169,8 @@ impl StoreRoot {
             records: None,
             encryption: None,
             passed_over: None,
+            seen_in: None,
+            seen: Arc::default(),
         }
     }
 
@@ -318,6 +325,9 @@ pub struct JobDir {
     pub(crate) encryption: Option<Key>,
     /// What a launcher that runs the job knows of its records; `None` if those without a code of the key are refused.
     pub(crate) passed_over: Option<PassedOver>,
+    /// The directory for [`Seen`], and the file in it.
+    seen_in: Option<PathBuf>,
+    seen: Arc<OnceLock<Seen>>,
 }
 
 impl JobDir {
@@ -339,13 +349,26 @@ impl JobDir {
     pub fn with_content_in(self, medium: Arc<dyn Medium>) -> Self {
         // What is known of records is known of those in the directory.
         let passed_over = self.passed_over.map(|_| Arc::default());
-        Self { records: Some(medium), passed_over, ..self }
+        Self { records: Some(medium), passed_over, seen: Arc::default(), ..self }
     }
 
     /// The same job, whose snapshots are encrypted with this key.
     #[must_use]
     pub fn with_key(self, key: Option<&Key>) -> Self {
-        Self { encryption: key.cloned(), ..self }
+        Self { encryption: key.cloned(), seen: Arc::default(), ..self }
+    }
+
+    /// The same job. With a key, the numbers of its records that this machine has seen are kept in the directory `dir`, which
+    /// is not in the store, and older records are refused.
+    #[must_use]
+    pub fn with_seen_in(self, dir: &Path) -> Self {
+        Self { seen_in: Some(dir.to_owned()), seen: Arc::default(), ..self }
+    }
+
+    pub(crate) fn seen(&self) -> Option<&Seen> {
+        let (dir, key) = (self.seen_in.as_ref()?, self.file_key("seen")?);
+        let records = || self.medium().describe(&JOB.folder());
+        Some(self.seen.get_or_init(|| Seen::new(dir, &key, &records())))
     }
 
     /// The key for the lines of a file in the job's directory that is not an object of the store; `None` without
@@ -359,7 +382,36 @@ impl JobDir {
     #[must_use]
     pub fn sibling(&self, key: &JobKey) -> Self {
         let passed_over = self.passed_over.as_ref().map(|_| Arc::default());
-        Self { path: self.path.with_file_name(&key.0), key: key.clone(), passed_over, ..self.clone() }
+        let path = self.path.with_file_name(&key.0);
+        Self { path, key: key.clone(), passed_over, seen: Arc::default(), ..self.clone() }
+    }
+
+    /// The name of this directory in marks that machines share: random, and made when it is first asked for.
+    ///
+    /// # Errors
+    /// If it can be neither read nor written.
+    pub fn keeper(&self) -> io::Result<String> {
+        let (medium, name) =
+            (DirMedium::new(self.path.clone()), RelPath::new("keeper").expect("a plain path"));
+        let read = || read_all(&medium, &name, KEEPER_MAX_BYTES);
+        let text = match read() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                match medium.put_new(&name, PackId::random()?.to_string().as_bytes()) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    other => other?,
+                }
+                read()?
+            }
+            found => found?,
+        };
+        let keeper = str::from_utf8(&text).ok().and_then(PackId::parse);
+        let damaged = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{} is damaged: delete it", medium.describe(&name)),
+            )
+        };
+        keeper.map(|keeper| keeper.to_string()).ok_or_else(damaged)
     }
 
     /// The medium with its snapshots and small records, if they are not in its directory.

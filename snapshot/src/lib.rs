@@ -18,6 +18,7 @@ pub mod medium;
 pub mod pack;
 pub mod packed;
 pub mod sealed;
+mod seen;
 
 mod authentic;
 mod cancel;

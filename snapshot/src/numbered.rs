@@ -160,6 +160,11 @@ impl Record {
         RelPath::new(name).expect("a plain path")
     }
 
+    /// What it is called.
+    pub(crate) fn label(&self) -> &'static str {
+        self.folder
+    }
+
     /// Whether a job's directory has this record. One that another user has closed may have it.
     pub(crate) fn exists(&self, dir: &Path) -> bool {
         [self.folder, self.unnumbered].iter().any(|name| dir.join(name).try_exists().unwrap_or(true))

@@ -65,7 +65,23 @@ impl JobDir {
         };
         let newest =
             newest.map_err(|error| failed("read", medium.describe(&record.folder()).as_ref())(error))?;
-        Ok(self.or_known(record, newest))
+        let newest = self.or_known(record, newest);
+        let Some((seen, seen_number)) =
+            self.seen().and_then(|seen| Some((seen, seen.read(record, newest.number)?)))
+        else {
+            return Ok(newest);
+        };
+        // A network file system may list what was there a while ago.
+        let mut taken = taken.clone();
+        if taken.insert(seen_number) {
+            return self.read_record(record, &taken);
+        }
+        Err(OpenError::Replayed {
+            path: self.path_of(record, &newest),
+            number: newest.number,
+            seen_number,
+            seen: seen.path().to_owned(),
+        })
     }
 
     /// The record that this launcher has read or written before, if what was read now is older.
@@ -180,6 +196,9 @@ impl JobDir {
             match record.replace(&*medium, &newest, &content) {
                 Ok(true) => {
                     self.or_known(record, Newest { number, content: Some(content), ..Newest::default() });
+                    if let Some(seen) = self.seen() {
+                        seen.written(record, number, newest.number == 0);
+                    }
                     return Ok(());
                 }
                 Ok(false) if taken.len() < CHANGE_TRIES => taken.insert(number, Some(content)),

@@ -3,7 +3,7 @@
 use crate::chunk::{CHUNK_BYTES, ChunkId};
 use crate::{Damage, DataFile, Manifest, ReadError, RelPath, SaveError, SnapshotId};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
@@ -67,20 +67,29 @@ pub trait Store: Debug + Send + Sync {
     /// If a step fails.
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError>;
 
-    /// The snapshots that a machine has marked as kept, in a store that machines share: no machine prunes them.
+    /// The snapshots that a machine has marked as kept, in a store that machines share, each with the names of the stores
+    /// that keep it: no machine prunes them. The name is empty if an earlier build has set the mark.
     ///
     /// # Errors
     /// If the marks cannot be read.
-    fn pinned(&self) -> Result<BTreeSet<SnapshotId>, ReadError> {
-        Ok(BTreeSet::new())
+    fn pins(&self) -> Result<BTreeMap<SnapshotId, BTreeSet<String>>, ReadError> {
+        Ok(BTreeMap::new())
     }
 
-    /// Marks a snapshot as kept for all machines, or no longer. It need not exist yet.
+    /// Marks a snapshot as kept for all machines, by the machine whose store is named `keeper`. It need not exist yet.
     ///
     /// # Errors
     /// If a step fails.
-    fn set_pinned(&self, _id: &SnapshotId, _is_pinned: bool) -> Result<(), SaveError> {
+    fn pin(&self, _id: &SnapshotId, _keeper: &str) -> Result<(), SaveError> {
         Ok(())
+    }
+
+    /// Removes the mark of `keeper`, or those of all. Returns whether others still keep the snapshot.
+    ///
+    /// # Errors
+    /// If a step fails.
+    fn unpin(&self, _id: &SnapshotId, _keeper: Option<&str>) -> Result<bool, SaveError> {
+        Ok(false)
     }
 
     /// Removes the leftovers of interrupted saves and removals, and returns their names. Call it only under the job's

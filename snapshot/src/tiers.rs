@@ -240,7 +240,7 @@ impl Tiers {
         let listed = self.list_in(names)?;
         let mut marks = marks.clone();
         for name in names {
-            self.tier(name)?.store.pinned()?.iter().for_each(|id| marks.pin(id));
+            self.tier(name)?.store.pins()?.keys().for_each(|id| marks.pin(id));
         }
         let mut prunable = choose_prunable(&listed, retention, &marks, history);
         let copying = self.copying.lock();

@@ -66,7 +66,7 @@ pub enum Command {
     /// Keep a snapshot regardless of --keep
     Pin(SnapshotArgs),
     /// Let --keep apply to a snapshot again
-    Unpin(SnapshotArgs),
+    Unpin(UnpinArgs),
     /// Clear the failed restores of a snapshot, so that a resume may choose it again
     Unmark(SnapshotArgs),
     /// Write the content of a snapshot to files for other tools
@@ -196,6 +196,17 @@ pub struct SnapshotArgs {
     /// The snapshot: its ID, its number, a prefix of its ID, or a tag
     #[arg(id = "ID")]
     pub id: String,
+}
+
+/// Arguments of `unpin`.
+#[derive(Debug, Args)]
+pub struct UnpinArgs {
+    /// The snapshot.
+    #[command(flatten)]
+    pub snapshot: SnapshotArgs,
+    /// Delete the pins and tags of all machines in the object store, for machines that are gone
+    #[arg(long)]
+    pub all_machines: bool,
 }
 
 /// Arguments of `rm`.

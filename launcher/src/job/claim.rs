@@ -69,7 +69,10 @@ impl ClaimedJob {
         let mut handover = Handover::of(options, dir)?;
         let local = dir.record()?;
         let newer = handover.as_mut().map(|handover| handover.newer_claim(local.as_ref())).transpose();
-        if let Err(error @ (OpenError::Unauthentic { .. } | OpenError::NeedsKey(_))) = newer {
+        if let Err(
+            error @ (OpenError::Unauthentic { .. } | OpenError::Replayed { .. } | OpenError::NeedsKey(_)),
+        ) = newer
+        {
             return Err(error.into());
         }
         let newer = newer.inspect_err(|error| {

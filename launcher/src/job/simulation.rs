@@ -61,6 +61,8 @@ struct World {
     paused: BTreeMap<usize, u32>,
     /// Numbers that their launcher was told to be saved, while it owned the job.
     saved: BTreeSet<u64>,
+    /// Those of which somebody was told that they are pinned.
+    pinned: BTreeSet<u64>,
     /// Whether a launcher that owned the job was told that the job is complete; or may have completed it.
     complete: bool,
     perhaps_complete: bool,
@@ -90,6 +92,7 @@ impl World {
             running: vec![0],
             paused: BTreeMap::new(),
             saved: BTreeSet::new(),
+            pinned: BTreeSet::new(),
             complete: false,
             perhaps_complete: false,
             runs: 0,
@@ -446,6 +449,27 @@ impl<'a> Launcher<'a> {
         Ok((BTreeSet::new(), None))
     }
 
+    /// Pins a snapshot that is not older than two others, as the command does.
+    fn pin_one(&self, newest: u64) -> Result<()> {
+        let number = {
+            let mut world = self.machine.world();
+            let number = newest - world.random.u64(..newest.min(3));
+            if !world.saved.contains(&number) || world.random.u32(..3) > 0 {
+                return Ok(());
+            }
+            number
+        };
+        let id = SnapshotId::new(number, SystemTime::UNIX_EPOCH);
+        if !tiers::list_local(&self.store)?.iter().any(|one| one.id == id) {
+            return Ok(());
+        }
+        self.dir.change_marks(|marks| marks.pin(&id))?;
+        if !self.dir.record()?.is_some_and(|record| record.deleted.contains(&number)) {
+            self.machine.world().pinned.insert(number);
+        }
+        Ok(())
+    }
+
     fn save(&self, ownership: &Ownership, history: &BTreeSet<u64>) -> Result<u64> {
         let newest = tiers::list_local(&self.store)?.last().map_or(0, |one| one.id.sequence());
         let number = ownership.next_number(newest)?;
@@ -463,6 +487,7 @@ impl<'a> Launcher<'a> {
                 world.saved.insert(number);
             }
         }
+        self.pin_one(number)?;
         let before = |ids: &[SnapshotId]| Ok(ownership.before_deletion(ids)?);
         // With one, the snapshot that another launcher resumes from may be deleted.
         let keep = self.machine.world().random.usize(1..3);
@@ -527,10 +552,20 @@ fn simulate(seed: u64) -> Result<()> {
         .map_err(|error| anyhow!("the last one: {error}"))?;
     let last = Launcher::new(&undisturbed, local.path());
     ensure!(last.dir.record()?.is_some_and(|record| record.outcome == JobOutcome::Complete), "not complete");
-    let manifest = last.store.manifest(&pinned).map_err(|error| anyhow!("the pinned one: {error}"))?;
-    (&*last.store as &dyn Store)
-        .read(&manifest, &data())
-        .map_err(|error| anyhow!("the pinned one: {error}"))?;
+    let listed: Vec<_> = tiers::list_local(&last.store)?.into_iter().map(|one| one.id).collect();
+    let (saved, mut kept) = {
+        let world = world.0.lock();
+        (world.saved.clone(), world.pinned.clone())
+    };
+    kept.insert(PINNED);
+    let is_there = |number: &u64| listed.iter().any(|id| id.sequence() == *number);
+    ensure!(kept.iter().all(is_there), "of the pinned {kept:?} there are {listed:?}");
+    // Others may have been stored late, by launchers that did not own the job any more.
+    for id in listed.iter().filter(|id| saved.union(&kept).any(|number| *number == id.sequence())) {
+        let read =
+            last.store.manifest(id).and_then(|found| (&*last.store as &dyn Store).read(&found, &data()));
+        read.map_err(|error| anyhow!("{id}: {error}"))?;
+    }
     Ok(())
 }
 

@@ -144,7 +144,8 @@ struct Model {
     /// For each snapshot ever taken, the history up to it.
     saved: BTreeMap<SnapshotId, Vec<SnapshotId>>,
     marks: [Marks; MACHINES],
-    pinned_remotely: Ids,
+    /// By each machine; a machine that has lost its disk cannot take back what it has pinned.
+    pinned_remotely: BTreeMap<SnapshotId, BTreeSet<String>>,
     /// Taken by a launcher while the job ran on the other machine. They count for `--keep` and are not resumed.
     stale: Ids,
     now_s: u64,
@@ -297,8 +298,18 @@ impl World {
         job.change_marks(|marks| change(model, marks, &id)).unwrap();
         let is_kept = model.is_kept(&id);
         assert_eq!(job.marks().unwrap().is_kept(&id), is_kept);
-        self.store(machine).tier(REMOTE).unwrap().store().set_pinned(&id, is_kept).unwrap();
-        set(&mut self.model.pinned_remotely, &id, is_kept);
+        let (store, keeper) = (self.store(machine), job.keeper().unwrap());
+        let remote = store.tier(REMOTE).unwrap().store();
+        let keepers = self.model.pinned_remotely.entry(id.clone()).or_default();
+        if is_kept {
+            remote.pin(&id, &keeper).unwrap();
+            keepers.insert(keeper);
+        } else {
+            keepers.remove(&keeper);
+            assert_eq!(remote.unpin(&id, Some(&keeper)).unwrap(), !keepers.is_empty());
+        }
+        self.model.pinned_remotely.retain(|_, keepers| !keepers.is_empty());
+        assert_eq!(remote.pins().unwrap(), self.model.pinned_remotely);
     }
 
     fn remove(&mut self, machine: usize, which: &Index) -> Option<SnapshotId> {
@@ -306,9 +317,10 @@ impl World {
         let id = self.any(machine, which).filter(|_| self.launchers.iter().all(Option::is_none))?;
         tiers::remove(&self.store(machine), &self.job(machine), &id).unwrap();
         let marks = &mut self.model.marks[machine];
-        for ids in [&mut marks.pinned, &mut marks.tagged, &mut marks.bad, &mut self.model.pinned_remotely] {
+        for ids in [&mut marks.pinned, &mut marks.tagged, &mut marks.bad] {
             ids.remove(&id);
         }
+        self.model.pinned_remotely.remove(&id);
         Some(id)
     }
 
@@ -396,8 +408,10 @@ impl World {
         let uploaded = launcher.status.snapshot().uploads.and_then(|uploads| uploads.newest);
         if uploaded == Some(id.to_string()) {
             assert!(is_of_owner, "{id} was uploaded by a machine that has lost the job");
-            self.model.pinned_remotely.extend(self.model.marks[machine].pinned.iter().cloned());
-            self.model.pinned_remotely.extend(self.model.marks[machine].tagged.iter().cloned());
+            let (keeper, marks) = (self.job(machine).keeper().unwrap(), &self.model.marks[machine]);
+            for id in marks.pinned.union(&marks.tagged) {
+                self.model.pinned_remotely.entry(id.clone()).or_default().insert(keeper.clone());
+            }
         }
     }
 
@@ -475,7 +489,7 @@ impl World {
             assert!(lost == 0 || other == machine, "{lost} have gone from the other machine");
         }
         let change = Change { before: &before.remote, after: &after.remote };
-        check_losses(&change, reasons, &|id| self.model.pinned_remotely.contains(id));
+        check_losses(&change, reasons, &|id| self.model.pinned_remotely.contains_key(id));
         if let (Action::Save(_), Some(launcher)) = (action, &self.launchers[machine]) {
             self.check_kept(&after.disks[machine], machine, launcher);
         }

@@ -29,6 +29,7 @@ fn is_bad_input(error: &(dyn Error + 'static)) -> bool {
             OpenError::NotAStore(_)
             | OpenError::Unreadable { .. }
             | OpenError::Unauthentic { .. }
+            | OpenError::Replayed { .. }
             | OpenError::NeedsKey(_)
             | OpenError::Link(_)
             | OpenError::Newer { .. }

@@ -5,13 +5,14 @@ use crate::store::options::StoreOptions;
 use crate::store::tiers;
 use crate::sys::deadline::STORE_RETRY_TIMEOUT;
 use crate::sys::error::bad_input;
+use crate::sys::runtime_dir::state_dir;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::{Options, Pace, Retry, Service, Site, StoreUrl};
 use ckpt_snapshot::codec::Key;
 use ckpt_snapshot::{JobDir, JobKey, OpenError, RelPath, StoreRoot, faults};
 use std::io;
-use std::sync::Arc;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The store.
 pub struct Root {
@@ -102,10 +103,18 @@ impl Root {
     /// The job `key`, whether it exists yet or not.
     #[must_use]
     pub fn job(&self, key: &JobKey) -> JobDir {
-        let job = self.local.job(key).with_key(self.key.as_ref());
+        let job = self.with_key(self.local.job(key));
         match &self.remote {
             Some(remote) => job.with_content_in(remote.site.below(&tiers::place(key))),
             None => job,
+        }
+    }
+
+    fn with_key(&self, job: JobDir) -> JobDir {
+        let job = job.with_key(self.key.as_ref());
+        match state_dir() {
+            Ok(dir) => job.with_seen_in(&dir.join("seen")),
+            Err(_) => job,
         }
     }
 
@@ -115,7 +124,7 @@ impl Root {
     /// When they cannot be listed.
     pub fn jobs(&self) -> Result<Vec<JobDir>> {
         let Some(Remote { url, site }) = &self.remote else {
-            return Ok(self.local.jobs()?.into_iter().map(|job| job.with_key(self.key.as_ref())).collect());
+            return Ok(self.local.jobs()?.into_iter().map(|job| self.with_key(job)).collect());
         };
         let jobs = RelPath::new("jobs").expect("a plain path");
         let names = site.names(&jobs).map_err(|error| bad_input(anyhow!("{}", unusable(url, &error))))?;
@@ -123,15 +132,6 @@ impl Root {
     }
 }
 
-/// What root writes to a store of another user, that user cannot read.
-fn refuse_to_shut_out(options: &StoreOptions) -> Result<()> {
-    let dir = options.dir.display();
-    match options.trust.owner_shut_out(&options.dir) {
-        Some(owner) => Err(bad_input(anyhow!(
-            "the store {dir} belongs to {owner}, who could neither read nor resume what root writes there. Run ckpt-run as that user (`sudo -u {} ckpt-run …`), name another store with --store, or allow it with --trust {}",
-            owner.for_sudo(),
-            options.dir.canonicalize().unwrap_or_else(|_| options.dir.clone()).display()
-        ))),
 /// Opens the store's directory, if no other user controls it. Another user may make a directory of that name after the first
 /// look.
 fn trusted(
@@ -145,6 +145,15 @@ fn trusted(
     Ok(opened)
 }
 
+/// What root writes to a store of another user, that user cannot read.
+fn refuse_to_shut_out(options: &StoreOptions) -> Result<()> {
+    let dir = options.dir.display();
+    match options.trust.owner_shut_out(&options.dir) {
+        Some(owner) => Err(bad_input(anyhow!(
+            "the store {dir} belongs to {owner}, who could neither read nor resume what root writes there. Run ckpt-run as that user (`sudo -u {} ckpt-run …`), name another store with --store, or allow it with --trust {}",
+            owner.for_sudo(),
+            options.dir.canonicalize().unwrap_or_else(|_| options.dir.clone()).display()
+        ))),
         None => Ok(()),
     }
 }

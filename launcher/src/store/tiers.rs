@@ -215,16 +215,25 @@ pub fn prunable(
 
 /// Removes the snapshots that `retention` does not keep, after `before_deletion` has recorded which. Returns whether
 /// there were any. Errors are logged.
+///
+/// A mark that is set meanwhile counts: who sets one looks at the record afterwards, and here the marks are read again
+/// after the record was written, so that one of the two sees the other.
 pub fn prune(
     store: &Tiers,
     dir: &JobDir,
     retention: &Retention,
     last_progress_unix_ms: Option<u64>,
-    before_deletion: impl FnOnce(&[SnapshotId]) -> Result<()>,
+    before_deletion: impl Fn(&[SnapshotId]) -> Result<()>,
 ) -> bool {
     let prunable = || -> Result<_> {
         let prunable = prunable(store, retention, &dir.marks()?, &history(dir, last_progress_unix_ms)?)?;
-        if !prunable.is_empty() {
+        if prunable.is_empty() {
+            return Ok(prunable);
+        }
+        before_deletion(&prunable)?;
+        let marks = dir.marks()?;
+        let (kept, prunable): (Vec<_>, _) = prunable.into_iter().partition(|id| marks.is_kept(id));
+        if !kept.is_empty() {
             before_deletion(&prunable)?;
         }
         Ok(prunable)
@@ -279,5 +288,8 @@ fn forget(dir: &JobDir, id: &SnapshotId) -> Result<()> {
 /// When the snapshot cannot be removed.
 pub fn remove(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
     store.remove(id)?;
+    if let Ok(remote) = store.tier(REMOTE) {
+        remote.store().unpin(id, None)?;
+    }
     forget(dir, id)
 }

@@ -30,7 +30,7 @@ use chunk_index::{ChunkIndex, IndexUpdate, Location};
 use packer::{BLOCK_BYTES, BLOCKS};
 use parking_lot::{Mutex, RwLock};
 use source::PackedFile;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -291,24 +291,53 @@ impl Store for PackStore {
         self.medium.remove(&name).map_err(self.failed("remove", &name))
     }
 
-    fn pinned(&self) -> Result<BTreeSet<SnapshotId>, ReadError> {
+    fn pins(&self) -> Result<BTreeMap<SnapshotId, BTreeSet<String>>, ReadError> {
+        let mut pins = BTreeMap::<SnapshotId, BTreeSet<String>>::new();
         if self.limits.shared.is_none() {
-            return Ok(BTreeSet::new());
+            return Ok(pins);
         }
         let dir = pins_dir();
-        let listed = self.medium.list(&dir).map_err(self.read_failed(&dir))?;
-        Ok(listed.iter().filter_map(|(name, _)| name.parse().ok()).collect())
+        for (name, _) in self.medium.list(&dir).map_err(self.read_failed(&dir))? {
+            let (id, keeper) = name.split_once(KEEPER_SEPARATOR).unwrap_or((&name, ""));
+            let is_pin = keeper.is_empty() || PackId::parse(keeper).is_some();
+            if let Ok(id) = id.parse()
+                && is_pin
+            {
+                pins.entry(id).or_default().insert(keeper.to_owned());
+            }
+        }
+        // Written along with the others.
+        for keepers in pins.values_mut().filter(|keepers| keepers.len() > 1) {
+            keepers.remove("");
+        }
+        Ok(pins)
     }
 
-    fn set_pinned(&self, id: &SnapshotId, is_pinned: bool) -> Result<(), SaveError> {
-        let name = RelPath::new(format!("{}/{id}", pins_dir())).expect("a plain path");
-        match is_pinned {
-            true => match self.medium.put_new(&name, b"") {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-                other => other.map_err(self.failed("write", &name)),
-            },
-            false => self.medium.remove(&name).map_err(self.failed("remove", &name)),
+    fn pin(&self, id: &SnapshotId, keeper: &str) -> Result<(), SaveError> {
+        for name in [pin_name(id, keeper), pin_name(id, "")] {
+            match self.medium.put_new(&name, b"") {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                other => other.map_err(self.failed("write", &name))?,
+            }
         }
+        Ok(())
+    }
+
+    fn unpin(&self, id: &SnapshotId, keeper: Option<&str>) -> Result<bool, SaveError> {
+        let remove = |name: &RelPath| self.medium.remove(name).map_err(self.failed("remove", name));
+        let mut others = self.pins()?.remove(id).unwrap_or_default();
+        others.remove("");
+        match keeper {
+            Some(keeper) => {
+                remove(&pin_name(id, keeper))?;
+                others.remove(keeper);
+            }
+            None => std::mem::take(&mut others).iter().try_for_each(|one| remove(&pin_name(id, one)))?,
+        }
+        if others.is_empty() {
+            remove(&pin_name(id, ""))?;
+        }
+        Ok(!others.is_empty())
     }
 
     fn sweep(&self) -> Result<Vec<String>, SaveError> {
@@ -320,7 +349,17 @@ impl Store for PackStore {
     }
 }
 
-/// The directory of the marks of kept snapshots: empty objects with the names of the snapshots.
+/// Between the name of a snapshot and that of the store that keeps it.
+const KEEPER_SEPARATOR: char = '_';
+
+/// The name of a mark. The one without a keeper is what earlier builds write and look for; it stays as long as there is a
+/// keeper.
+fn pin_name(id: &SnapshotId, keeper: &str) -> RelPath {
+    let end = if keeper.is_empty() { String::new() } else { format!("{KEEPER_SEPARATOR}{keeper}") };
+    RelPath::new(format!("{}/{id}{end}", pins_dir())).expect("a plain path")
+}
+
+/// The directory of the marks of kept snapshots: empty objects.
 fn pins_dir() -> RelPath {
     RelPath::new("pins").expect("a plain path")
 }

@@ -16,7 +16,10 @@ struct Encrypted {
 
 impl Encrypted {
     fn new() -> Self {
-        let sandbox = Sandbox::new();
+        let mut sandbox = Sandbox::new();
+        // What this machine remembers outside of the store.
+        let state = sandbox.path().join("state").display().to_string();
+        sandbox.variables.push(("XDG_STATE_HOME".to_owned(), state));
         let key = sandbox.path().join("key");
         fs::write(&key, std::array::from_fn::<u8, 32, _>(|place| place as u8 + 1)).unwrap();
         fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
@@ -129,6 +132,43 @@ fn an_old_snapshot_is_not_resumed() {
     let said = jobs.end("victim");
     assert!(said.contains("are not used"), "{said}");
     assert!(said.contains(&format!("resumed from snapshot {}", own[0])), "{said}");
+}
+
+/// Snapshots and records with their codes, as they were in the store before.
+#[test]
+fn an_older_state_of_the_job_is_refused() {
+    let jobs = Encrypted::new();
+    let first = jobs.saved("victim", 1, true);
+    let (victim, older) = (jobs.dir("victim"), jobs.sandbox.path().join("older"));
+    let put_back = || {
+        fs::remove_dir_all(&victim).unwrap();
+        copy_into_new(&older, &victim);
+    };
+    copy_into_new(&victim, &older);
+    jobs.saved("victim", 1, true);
+    put_back();
+    let refused = || {
+        let (code, said) = with_key(&jobs, "victim", &["--", "sh", "-c", JOB, "victim"]);
+        assert!(
+            code == Some(2) && said.contains("has put back an older state of the job"),
+            "{code:?}: {said}"
+        );
+        PathBuf::from(said.rsplit_once("Remove ").unwrap().1.split_once(" if").unwrap().0)
+    };
+    let seen = refused();
+    assert!(seen.starts_with(jobs.sandbox.path().join("state")), "{}", seen.display());
+    // From before a pin.
+    fs::remove_file(&seen).unwrap();
+    assert_eq!(with_key(&jobs, "victim", &["pin", &first[0]]).0, Some(0));
+    put_back();
+    assert_eq!(refused(), seen);
+    // The user may have put it back.
+    fs::remove_file(&seen).unwrap();
+    let said = jobs.end("victim");
+    assert!(said.contains(&format!("resumed from snapshot {}", first[0])), "{said}");
+    // A store that was deleted begins anew.
+    fs::remove_dir_all(&victim).unwrap();
+    jobs.saved("victim", 1, true);
 }
 
 /// The list of files that the job has written is under the key, too: who adds a path to it does not have that file moved
@@ -467,6 +507,8 @@ fn whatever_is_done_to_the_store_only_the_job_itself_runs() {
     for round in 0..rounds {
         fs::remove_dir_all(&victim).unwrap();
         copy_into_new(&pristine, &victim);
+        // As on a machine that has not seen the job.
+        let _ = fs::remove_dir_all(jobs.sandbox.path().join("state"));
         let attacks = if round == 0 { 0 } else { random.u32(1..5) };
         let done: Vec<_> = (0..attacks).map(|_| attack(&mut random, &victim, &others, &canary)).collect();
         let name = format!("round-{round}");

@@ -318,8 +318,21 @@ fn a_pinned_snapshot_is_kept_by_other_machines() {
         names.sort();
         (names == expected).then_some(())
     });
+    // The mark of a machine is its own.
+    uploads.sandbox.ok(["pin", &pinned].iter().chain(&upload));
+    let unpinned = uploads.sandbox.call(["unpin", &pinned].iter().chain(&upload));
+    let said = String::from_utf8_lossy(&unpinned.stderr).into_owned();
+    assert!(unpinned.status.success() && said.contains("unpin --all-machines"), "{said}");
+    let another = second.checkpoint(&uploads.sandbox);
+    let expected = [&pinned, &tagged, &another].map(Clone::clone);
+    second.until("pruned uploads", || {
+        let mut names = uploads.manifests();
+        names.sort();
+        (names == expected).then_some(())
+    });
     uploads.on("one");
-    uploads.sandbox.ok(["unpin", &pinned].iter().chain(&upload));
+    let unpinned = uploads.sandbox.call(["unpin", &pinned].iter().chain(&upload));
+    assert!(unpinned.status.success() && !String::from_utf8_lossy(&unpinned.stderr).contains("unpin --all"));
     uploads.on("two");
     let last = second.checkpoint(&uploads.sandbox);
     second.until("pruned uploads", || {
@@ -327,6 +340,10 @@ fn a_pinned_snapshot_is_kept_by_other_machines() {
         names.sort();
         (names == [tagged.clone(), last.clone()]).then_some(())
     });
+    // The other machine may be gone.
+    uploads.sandbox.ok(["unpin", "--all-machines", &tagged].iter().chain(&upload));
+    let last = second.checkpoint(&uploads.sandbox);
+    second.until("pruned uploads", || (uploads.manifests() == [last.clone()]).then_some(()));
     let second = finish(&uploads.sandbox, "second", second);
     assert_eq!(second, unbroken(0));
 }

@@ -109,6 +109,7 @@ fn of_the_store() {
         OpenError::Link(_) => OpenError::Link(path()), "/data/store";
         OpenError::Unreadable { .. } => OpenError::Unreadable { path: path(), reason: text("no JSON") }, "/data/store";
         OpenError::Unauthentic { .. } => OpenError::Unauthentic { path: path(), refusal: Refusal::WrongCode }, "/data/store";
+        OpenError::Replayed { .. } => OpenError::Replayed { path: path(), number: 3, seen_number: 9, seen: path() }, "/data/store";
         OpenError::NeedsKey(_) => OpenError::NeedsKey(path()), "/data/store";
         OpenError::Newer { .. } => OpenError::Newer { path: path(), found: 9, known: 2 }, "/data/store";
         OpenError::Locked { .. } => OpenError::Locked { job: text("train"), pid: text("77"), is_maintenance: false }, "process 77";
