@@ -206,26 +206,30 @@ fn routes(mut command: Command, driver: &Path, queries: &str) -> BTreeMap<String
     lines.into_iter().map(|line| route(line).expect("a route")).collect()
 }
 
-/// Names, versions and flags to ask cuGetProcAddress for: each name at each of its versions and just before it.
+/// Names, versions and flags to ask cuGetProcAddress for: each name at each version at which any name has a new function,
+/// and just before it.
 fn queries() -> Vec<(&'static str, u32, u64)> {
-    let mut queries = BTreeSet::new();
-    for row in ENTRY_POINTS.iter().filter(|row| !row.public_name.is_empty()) {
-        for version in [row.since, row.since - 10, 13000] {
-            for flags in [0, 1, 2] {
-                queries.insert((row.public_name, version, flags));
-            }
+    let names = || ENTRY_POINTS.iter().filter(|row| !row.public_name.is_empty());
+    let since = names().flat_map(|row| [Some(row.since), row.per_thread.map(|(_, since)| since)]).flatten();
+    let versions: BTreeSet<u32> = since.flat_map(|version| [version - 10, version]).chain([13000]).collect();
+    let mut queries = vec![("cuNoSuchFunction", 13000, 0), ("cuMemAlloc_v2", 13000, 0), ("cuInit", 0, 0)];
+    for name in names().map(|row| row.public_name).collect::<BTreeSet<_>>() {
+        for version in &versions {
+            queries.extend([0, 1, 2].map(|flags| (name, *version, flags)));
         }
     }
-    queries.extend([("cuNoSuchFunction", 13000, 0), ("cuMemAlloc_v2", 13000, 0), ("cuInit", 0, 0)]);
-    queries.into_iter().collect()
+    queries
+}
+
+fn as_text(queries: &[(&str, u32, u64)]) -> String {
+    queries.iter().map(|(name, version, flags)| format!("{name} {version} {flags}\n")).collect()
 }
 
 /// Runs `routes` with a driver of the version `newest` under one file name, plain and with the interposer.
 fn look_up_everything(launcher: &Launcher, driver: &Path, newest: u32) {
     let program = compile(launcher, "routes.c", "routes", &["-ldl"]);
     let queries = queries();
-    let text: String =
-        queries.iter().map(|(name, version, flags)| format!("{name} {version} {flags}\n")).collect();
+    let text = as_text(&queries);
     let plain = routes(plain(launcher, &program), driver, &text);
     let with = routes(preloaded(launcher, &program), driver, &text);
     assert!(with.keys().eq(plain.keys()));
@@ -283,17 +287,7 @@ fn every_route_to_nvidias_driver_leads_to_us() {
 fn the_simulated_driver_finds_what_nvidias_finds() {
     let launcher = Launcher::new();
     let program = compile(&launcher, "routes.c", "routes", &["-ldl"]);
-    let names = || ENTRY_POINTS.iter().filter(|row| !row.public_name.is_empty());
-    let since = names().flat_map(|row| [Some(row.since), row.per_thread.map(|(_, since)| since)]).flatten();
-    let versions: BTreeSet<u32> = since.flat_map(|version| [version - 10, version]).collect();
-    let mut queries = String::new();
-    for name in names().map(|row| row.public_name).collect::<BTreeSet<_>>() {
-        for version in &versions {
-            for flags in [0, 1, 2] {
-                queries += &format!("{name} {version} {flags}\n");
-            }
-        }
-    }
+    let queries = as_text(&queries());
     let answers = |driver: &Path| {
         let mut command = plain(&launcher, &program);
         command.env("SIMCUDA_DRIVER", "550");
