@@ -15,6 +15,7 @@ use crate::cuda::result::SUCCESS;
 use crate::cuda::{memory::graph as memory, objects};
 
 const CHILD: CUgraphNodeType = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH as CUgraphNodeType;
+const CONDITIONAL: CUgraphNodeType = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL as CUgraphNodeType;
 
 /// # Safety
 /// `out` is what the driver has written if the call succeeded, or NULL.
@@ -26,23 +27,56 @@ unsafe fn instantiated(result: CUresult, out: *mut CUgraphExec, graph: CUgraph) 
     result
 }
 
+/// The parameters of a node of this kind, if it is one.
+///
+/// # Safety
+/// The parameters are NULL or the program's; `T` is what nodes of this kind have.
+unsafe fn of_kind<T: Copy>(parameters: *const CUgraphNodeParams, kind: CUgraphNodeType) -> Option<T> {
+    // SAFETY: the structure begins with the type of the node, an `int`.
+    if parameters.is_null() || unsafe { parameters.cast::<CUgraphNodeType>().read_unaligned() } != kind {
+        return None;
+    }
+    // SAFETY: the field of the program's structure.
+    let of_node = unsafe { &raw const (*parameters).__bindgen_anon_1 };
+    // SAFETY: promised.
+    Some(unsafe { of_node.cast::<T>().read_unaligned() })
+}
+
 /// The child graph of a new node, for parameters of any node.
 ///
 /// # Safety
 /// The parameters are NULL or the program's.
 unsafe fn child_of(parameters: *const CUgraphNodeParams) -> Option<CUgraph> {
-    if parameters.is_null() {
-        return None;
+    // SAFETY: those of a child node begin with the graph's handle.
+    unsafe { of_kind(parameters, CHILD) }
+}
+
+/// Notes the node that was added: its child graph, and the bodies of a conditional node.
+///
+/// # Safety
+/// `child` is that of the parameters before the call; they are NULL or the program's, as the driver has left them.
+unsafe fn added(
+    result: CUresult,
+    graph: CUgraph,
+    child: Option<CUgraph>,
+    parameters: *const CUgraphNodeParams,
+) -> CUresult {
+    if result != SUCCESS {
+        return result;
     }
-    // SAFETY: the structure begins with the type of the node, an `int`.
-    let kind = unsafe { parameters.cast::<CUgraphNodeType>().read_unaligned() };
-    if kind != CHILD {
-        return None;
+    if let Some(child) = child {
+        graphs::add(graph, child);
     }
-    // SAFETY: the field of the program's structure.
-    let child = unsafe { &raw const (*parameters).__bindgen_anon_1 };
-    // SAFETY: for a node of this type it begins with the graph's handle.
-    Some(unsafe { child.cast::<CUgraph>().read_unaligned() })
+    // SAFETY: what a conditional node has.
+    if let Some(node) = unsafe { of_kind::<sys::CUDA_CONDITIONAL_NODE_PARAMS>(parameters, CONDITIONAL) }
+        && !node.phGraph_out.is_null()
+    {
+        // SAFETY: the driver has made an array of as many bodies.
+        graphs::add_bodies(unsafe {
+            std::slice::from_raw_parts(node.phGraph_out.cast(), node.size as usize)
+        });
+    }
+    result
 }
 
 handlers! {
@@ -115,8 +149,8 @@ handlers! {
         let child = unsafe { child_of(parameters) };
         // SAFETY: as above.
         let result = unsafe { memory::cuGraphAddNode(real, node, graph, dependencies, count, parameters) };
-        child.filter(|_| result == SUCCESS).into_iter().for_each(|child| graphs::add(graph, child));
-        result
+        // SAFETY: as above.
+        unsafe { added(result, graph, child, parameters) }
     }
 
     fn cuGraphAddNode_v2(
@@ -128,8 +162,8 @@ handlers! {
         // SAFETY: as above; one function serves both forms.
         let result =
             unsafe { memory::cuGraphAddNode_v3(real, node, graph, dependencies, edges, count, parameters) };
-        child.filter(|_| result == SUCCESS).into_iter().for_each(|child| graphs::add(graph, child));
-        result
+        // SAFETY: as above.
+        unsafe { added(result, graph, child, parameters) }
     }
 
     fn cuGraphExecUpdate(

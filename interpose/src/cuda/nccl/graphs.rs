@@ -4,9 +4,9 @@
 //! cuStreamEndCapture. A call that is captured belongs to it and never parks, since a process with an open capture
 //! cannot be saved. What was captured is copied with its graph, and each launch is a step with all of it.
 //!
-//! Not followed: a graph that is the body of a conditional node, whose launches the GPU decides on.
+//! The GPU decides how often it launches the body of a conditional node. A process with calls in one cannot be saved.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -33,11 +33,40 @@ pub(super) struct Graphs {
     captures: BTreeMap<u64, Counts>,
     of_graphs: BTreeMap<usize, Counts>,
     of_executables: BTreeMap<usize, Arc<Counts>>,
+    bodies: Bodies,
 }
 
 impl Graphs {
     pub fn new() -> Self {
-        Self { captures: BTreeMap::new(), of_graphs: BTreeMap::new(), of_executables: BTreeMap::new() }
+        Self {
+            captures: BTreeMap::new(),
+            of_graphs: BTreeMap::new(),
+            of_executables: BTreeMap::new(),
+            bodies: Bodies::default(),
+        }
+    }
+
+    /// Whether a conditional node launches calls.
+    pub fn has_calls_in_bodies(&self) -> bool {
+        self.bodies.have_calls
+    }
+
+    fn add_to(&mut self, graph: CUgraph, counts: &Counts) {
+        self.bodies.note_calls(graph);
+        self.of_graphs.entry(graph as usize).or_default().add_all(counts);
+    }
+}
+
+/// The bodies of conditional nodes.
+#[derive(Default)]
+struct Bodies {
+    handles: BTreeSet<usize>,
+    have_calls: bool,
+}
+
+impl Bodies {
+    fn note_calls(&mut self, graph: CUgraph) {
+        self.have_calls |= self.handles.contains(&(graph as usize));
     }
 }
 
@@ -82,8 +111,15 @@ pub(crate) fn captured(recording: &Recording, graph: CUgraph) {
     let mut graphs = ranks().graphs.lock();
     let counts = graphs.captures.remove(&recording.id).filter(|counts| !counts.is_empty());
     if let Some(counts) = counts {
-        graphs.of_graphs.entry(graph as usize).or_default().add_all(&counts);
+        graphs.add_to(graph, &counts);
         HAS_GRAPHS.store(true, Release);
+    }
+}
+
+/// A conditional node has these bodies.
+pub(super) fn add_bodies(bodies: &[CUgraph]) {
+    if !bodies.is_empty() {
+        ranks().graphs.lock().bodies.handles.extend(bodies.iter().map(|body| *body as usize));
     }
 }
 
@@ -142,7 +178,7 @@ fn counts_of(graph: CUgraph) -> Option<Counts> {
 /// What a graph has is added to another one.
 pub(super) fn add(to: CUgraph, from: CUgraph) {
     if let Some(counts) = counts_of(from) {
-        ranks().graphs.lock().of_graphs.entry(to as usize).or_default().add_all(&counts);
+        ranks().graphs.lock().add_to(to, &counts);
     }
 }
 
@@ -224,6 +260,17 @@ mod tests {
     use ckpt_cut::{Member, Name, Role};
 
     use super::*;
+
+    #[test]
+    fn calls_in_the_body_of_a_conditional_node_are_an_obstacle() {
+        let mut graphs = Graphs::new();
+        let (body, other) = (8 as CUgraph, 16 as CUgraph);
+        graphs.bodies.handles.insert(body as usize);
+        graphs.add_to(other, &Counts::default());
+        assert!(!graphs.has_calls_in_bodies());
+        graphs.add_to(body, &Counts::default());
+        assert!(graphs.has_calls_in_bodies());
+    }
 
     #[test]
     fn a_launch_counts_what_its_graph_has_at_that_time() {

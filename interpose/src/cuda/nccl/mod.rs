@@ -150,6 +150,15 @@ pub(super) fn obstacle() -> Option<String> {
             "it has called {call} of NCCL, which ranks wait for in a way that is not supported; run without"
         ));
     }
+    // SAFETY: what is stored was leaked.
+    if unsafe { RANKS.load(Acquire).as_ref() }.is_some_and(|ranks| ranks.graphs.lock().has_calls_in_bodies())
+    {
+        return Some(
+            "it has captured calls of NCCL into the body of a conditional node, and the GPU decides how often they run; \
+             capture them into a graph that the program launches itself"
+                .to_owned(),
+        );
+    }
     communicators::unnamed()
 }
 
