@@ -206,6 +206,15 @@ impl Uploads {
         job
     }
 
+    /// Waits until the object store has only these snapshots.
+    fn until_left(&self, job: &mut Running, expected: &[&String]) {
+        job.until("pruned uploads", || {
+            let mut names = self.manifests();
+            names.sort();
+            names.iter().eq(expected.iter().copied()).then_some(())
+        });
+    }
+
     /// Waits for the upload of a snapshot. The job's record is uploaded after it.
     fn until_uploaded(&self, job: &mut Running, number: u64) {
         job.until("an upload", || {
@@ -312,38 +321,24 @@ fn a_pinned_snapshot_is_kept_by_other_machines() {
         uploads.until_uploaded(&mut second, number);
         id
     });
-    let expected = [&pinned, &tagged, &more[1]].map(Clone::clone);
-    second.until("pruned uploads", || {
-        let mut names = uploads.manifests();
-        names.sort();
-        (names == expected).then_some(())
-    });
+    uploads.until_left(&mut second, &[&pinned, &tagged, &more[1]]);
     // The mark of a machine is its own.
     uploads.sandbox.ok(["pin", &pinned].iter().chain(&upload));
     let unpinned = uploads.sandbox.call(["unpin", &pinned].iter().chain(&upload));
     let said = String::from_utf8_lossy(&unpinned.stderr).into_owned();
     assert!(unpinned.status.success() && said.contains("unpin --all-machines"), "{said}");
     let another = second.checkpoint(&uploads.sandbox);
-    let expected = [&pinned, &tagged, &another].map(Clone::clone);
-    second.until("pruned uploads", || {
-        let mut names = uploads.manifests();
-        names.sort();
-        (names == expected).then_some(())
-    });
+    uploads.until_left(&mut second, &[&pinned, &tagged, &another]);
     uploads.on("one");
     let unpinned = uploads.sandbox.call(["unpin", &pinned].iter().chain(&upload));
     assert!(unpinned.status.success() && !String::from_utf8_lossy(&unpinned.stderr).contains("unpin --all"));
     uploads.on("two");
     let last = second.checkpoint(&uploads.sandbox);
-    second.until("pruned uploads", || {
-        let mut names = uploads.manifests();
-        names.sort();
-        (names == [tagged.clone(), last.clone()]).then_some(())
-    });
+    uploads.until_left(&mut second, &[&tagged, &last]);
     // The other machine may be gone.
     uploads.sandbox.ok(["unpin", "--all-machines", &tagged].iter().chain(&upload));
     let last = second.checkpoint(&uploads.sandbox);
-    second.until("pruned uploads", || (uploads.manifests() == [last.clone()]).then_some(()));
+    uploads.until_left(&mut second, &[&last]);
     let second = finish(&uploads.sandbox, "second", second);
     assert_eq!(second, unbroken(0));
 }
