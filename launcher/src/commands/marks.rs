@@ -87,8 +87,9 @@ pub fn unpin(config: &Config, text: &str, of_all_machines: bool) -> Result<i32> 
 /// # Errors
 /// Bad input: no such snapshot, or one that is being deleted.
 pub fn pin(config: &Config, text: &str) -> Result<i32> {
-    let code = change(config, text, Marks::pin)?;
     let (job, id) = find_to_change(config, text)?;
+    job.change_marks(|marks| marks.pin(&id))?;
+    let code = share(config, &job, &id)?;
     refuse_deleted(&job, &id)?;
     Ok(code)
 }

@@ -111,7 +111,8 @@ impl Root {
     }
 
     fn with_key(&self, job: JobDir) -> JobDir {
-        let job = job.with_key(self.key.as_ref());
+        let Some(key) = &self.key else { return job };
+        let job = job.with_key(Some(key));
         match state_dir() {
             Ok(dir) => job.with_seen_in(&dir.join("seen")),
             Err(_) => job,

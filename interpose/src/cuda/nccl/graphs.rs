@@ -33,7 +33,8 @@ pub(super) struct Graphs {
     captures: BTreeMap<u64, Counts>,
     of_graphs: BTreeMap<usize, Counts>,
     of_executables: BTreeMap<usize, Arc<Counts>>,
-    bodies: Bodies,
+    /// The bodies of conditional nodes.
+    bodies: BTreeSet<usize>,
 }
 
 impl Graphs {
@@ -42,31 +43,13 @@ impl Graphs {
             captures: BTreeMap::new(),
             of_graphs: BTreeMap::new(),
             of_executables: BTreeMap::new(),
-            bodies: Bodies::default(),
+            bodies: BTreeSet::new(),
         }
     }
 
     /// Whether a conditional node launches calls.
     pub fn has_calls_in_bodies(&self) -> bool {
-        self.bodies.have_calls
-    }
-
-    fn add_to(&mut self, graph: CUgraph, counts: &Counts) {
-        self.bodies.note_calls(graph);
-        self.of_graphs.entry(graph as usize).or_default().add_all(counts);
-    }
-}
-
-/// The bodies of conditional nodes.
-#[derive(Default)]
-struct Bodies {
-    handles: BTreeSet<usize>,
-    have_calls: bool,
-}
-
-impl Bodies {
-    fn note_calls(&mut self, graph: CUgraph) {
-        self.have_calls |= self.handles.contains(&(graph as usize));
+        self.bodies.iter().any(|body| self.of_graphs.contains_key(body))
     }
 }
 
@@ -111,7 +94,7 @@ pub(crate) fn captured(recording: &Recording, graph: CUgraph) {
     let mut graphs = ranks().graphs.lock();
     let counts = graphs.captures.remove(&recording.id).filter(|counts| !counts.is_empty());
     if let Some(counts) = counts {
-        graphs.add_to(graph, &counts);
+        graphs.of_graphs.entry(graph as usize).or_default().add_all(&counts);
         HAS_GRAPHS.store(true, Release);
     }
 }
@@ -119,7 +102,7 @@ pub(crate) fn captured(recording: &Recording, graph: CUgraph) {
 /// A conditional node has these bodies.
 pub(super) fn add_bodies(bodies: &[CUgraph]) {
     if !bodies.is_empty() {
-        ranks().graphs.lock().bodies.handles.extend(bodies.iter().map(|body| *body as usize));
+        ranks().graphs.lock().bodies.extend(bodies.iter().map(|body| *body as usize));
     }
 }
 
@@ -178,7 +161,7 @@ fn counts_of(graph: CUgraph) -> Option<Counts> {
 /// What a graph has is added to another one.
 pub(super) fn add(to: CUgraph, from: CUgraph) {
     if let Some(counts) = counts_of(from) {
-        ranks().graphs.lock().add_to(to, &counts);
+        ranks().graphs.lock().of_graphs.entry(to as usize).or_default().add_all(&counts);
     }
 }
 
@@ -264,11 +247,11 @@ mod tests {
     #[test]
     fn calls_in_the_body_of_a_conditional_node_are_an_obstacle() {
         let mut graphs = Graphs::new();
-        let (body, other) = (8 as CUgraph, 16 as CUgraph);
-        graphs.bodies.handles.insert(body as usize);
-        graphs.add_to(other, &Counts::default());
+        let (body, other) = (8, 16);
+        graphs.bodies.insert(body);
+        graphs.of_graphs.insert(other, Counts::default());
         assert!(!graphs.has_calls_in_bodies());
-        graphs.add_to(body, &Counts::default());
+        graphs.of_graphs.insert(body, Counts::default());
         assert!(graphs.has_calls_in_bodies());
     }
 
