@@ -12,18 +12,24 @@ use crate::sys::authentic::{FileKey, sealed};
 use ckpt_snapshot::{JobDir, JobKey, SnapshotId, faults, open_regular, read_regular, write_atomically};
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The directory of the records in the job's directory.
 const RECORDS: &str = "written";
 
 /// A record that no snapshot needs is kept for this long.
 const KEPT_FOR_OTHERS: Duration = Duration::from_secs(600);
+
+/// The init of a job that runs gives a younger time than this to its record.
+const ALIVE: Duration = STAMP_INTERVAL.saturating_mul(4);
+
+/// A resume waits for the records of other jobs for this long at most: not all file systems tell times apart.
+const OTHERS_WAIT: Duration = Duration::from_secs(10);
 
 /// Watches the files of a job with the working directory `cwd` before its processes run. `from` is the snapshot that it is resumed from. Where the rights
 /// for it are missing, snapshots look for changed files instead.
@@ -93,13 +99,13 @@ pub fn open(dir: &JobDir, id: &SnapshotId) -> Option<Record> {
         faults::hit("record-open")?;
         let (path, key) = (record_path(dir, id), record_key(dir, id));
         DirBuilder::new().recursive(true).mode(0o700).create(path.parent().unwrap_or(&path))?;
-        let last = last_recorded(dir).filter(|last| !last.is_end);
+        let recorded_until = last_recorded(dir).filter(|last| !last.is_end).and(recorded_until(dir));
         let mut file = open_regular(&path, File::options().append(true).create(true).mode(0o600))?;
         let is_new = file.metadata()?.len() == 0;
         begin_journal(&mut file, &key)?;
         // The time of a record says until when all is recorded. Of a job that runs, that is still the time of the one before.
-        if let Some(last) = last.filter(|_| is_new) {
-            file.set_modified(last.at)?;
+        if let Some(until) = recorded_until.filter(|_| is_new) {
+            file.set_modified(until)?;
         }
         Ok(Record { file, key, path, is_used: Cell::new(false) })
     };
@@ -135,13 +141,13 @@ fn end_record(dir: &JobDir, id: &SnapshotId) {
 pub fn make_durable(dir: &JobDir, durable: &mut SystemTime) -> io::Result<()> {
     let times = recorded(dir).into_iter().map(|id| {
         let file = open_regular(&record_path(dir, &id), File::options().read(true))?;
-        Ok((file.metadata()?.modified()?, file))
+        Ok((file.metadata()?, file))
     });
     let mut until = None;
-    for (at, file) in times.collect::<io::Result<Vec<_>>>()? {
-        if at >= *durable {
+    for (meta, file) in times.collect::<io::Result<Vec<_>>>()? {
+        if meta.modified()? >= *durable {
             file.sync_all()?;
-            until = until.max(Some(at));
+            until = until.max(stamp(&meta));
         }
     }
     if let Some(until) = until {
@@ -163,9 +169,12 @@ pub fn durable_until_ns(dir: &JobDir) -> Option<i64> {
 #[must_use]
 pub fn written_by_others(dir: &JobDir, since: SystemTime, until: SystemTime) -> BTreeSet<String> {
     let others = others(dir);
-    while others.iter().any(|other| is_behind(other, until)) {
+    let limit = Instant::now() + OTHERS_WAIT;
+    while Instant::now() < limit && others.iter().any(|other| is_behind(other, until)) {
         thread::sleep(DRAIN_INTERVAL);
     }
+    // Lines may be younger than the time of their record.
+    let since = since - ALIVE;
     let records = others.iter().flat_map(|other| {
         recorded(other).into_iter().map(move |id| (record_path(other, &id), record_key(other, &id)))
     });
@@ -182,11 +191,24 @@ fn others(dir: &JobDir) -> Vec<JobDir> {
     keys.map(|key| dir.sibling(&key)).collect()
 }
 
-/// Whether a job runs and has not recorded yet what it has written until then. The init of a job that runs renews the time
-/// of the record.
+/// Whether a job runs and has not recorded yet what it has written until then.
 fn is_behind(dir: &JobDir, until: SystemTime) -> bool {
-    let last = last_recorded(dir).filter(|last| !last.is_end && last.at < until);
-    last.is_some_and(|last| last.at.elapsed().is_ok_and(|age| age < 4 * STAMP_INTERVAL))
+    let last = last_recorded(dir).filter(|last| !last.is_end);
+    last.is_some_and(|last| last.at.elapsed().is_ok_and(|age| age < ALIVE))
+        && recorded_until(dir).is_none_or(|recorded| recorded < until)
+}
+
+/// All that the job wrote until this time is in the records.
+fn recorded_until(dir: &JobDir) -> Option<SystemTime> {
+    let records = recorded(dir).into_iter();
+    records.filter_map(|id| stamp(&fs::symlink_metadata(record_path(dir, &id)).ok()?)).max()
+}
+
+/// The time that the init has given to a record. `None` after a write, which sets the time to the present although more may
+/// be waiting to be written: that of the inode is the same then.
+fn stamp(record: &Metadata) -> Option<SystemTime> {
+    let is_stamped = (record.mtime(), record.mtime_nsec()) != (record.ctime(), record.ctime_nsec());
+    record.modified().ok().filter(|_| is_stamped)
 }
 
 /// What the job has written since the snapshot `id`; `None` if that is not known.
@@ -306,6 +328,7 @@ mod tests {
             .unwrap();
         assert_eq!((written_since(&job, &ids[0]), written_since(&job, &ids[1])), (None, None));
         let hour = Duration::from_secs(3600);
+        stamped(&job, &ids[1], begun);
         let by_others = |dir, since| written_by_others(dir, since, begun);
         assert_eq!(by_others(&other, begun - hour), ["/a", "/b"].map(str::to_owned).into());
         assert!(by_others(&other, begun + hour).is_empty());
@@ -314,5 +337,38 @@ mod tests {
         make_durable(&job, &mut durable).unwrap();
         assert_eq!(durable_until_ns(&job), Some(nanoseconds(durable)));
         assert!(durable + hour > begun);
+    }
+
+    /// The other job runs: what it has just written to its record does not show that there is no more to come.
+    #[test]
+    fn a_resume_waits_for_what_others_have_written_until_it_began() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = StoreRoot::open_or_create(&dir.path().join("store")).unwrap();
+        let [job, other] = ["job", "other"].map(|name| root.job(&JobKey::named(name).unwrap()));
+        let ids = [1, 2].map(|number| SnapshotId::new(number, SystemTime::UNIX_EPOCH));
+        fs::create_dir_all(job.path().join(RECORDS)).unwrap();
+        let before = SystemTime::now() - STAMP_INTERVAL;
+        fs::write(record_path(&job, &ids[0]), "\"/a\"\n").unwrap();
+        stamped(&job, &ids[0], before);
+        let begun = SystemTime::now();
+        thread::scope(|scope| {
+            let found = scope.spawn(|| written_by_others(&other, before, begun));
+            thread::sleep(2 * DRAIN_INTERVAL);
+            let second = open(&job, &ids[1]).unwrap();
+            let mut first = File::options().append(true).open(record_path(&job, &ids[0])).unwrap();
+            first.write_all(b"\"/b\"\n").unwrap();
+            let at = |id| stamp(&fs::metadata(record_path(&job, id)).unwrap());
+            assert_eq!((at(&ids[0]), at(&ids[1])), (None, Some(before)));
+            thread::sleep(2 * DRAIN_INTERVAL);
+            assert!(!found.is_finished());
+            (&second.file).write_all(b"\"/c\"\n").unwrap();
+            stamped(&job, &ids[1], begun);
+            assert_eq!(found.join().unwrap(), ["/a", "/b", "/c"].map(str::to_owned).into());
+            second.is_used.set(true);
+        });
+    }
+
+    fn stamped(dir: &JobDir, id: &SnapshotId, at: SystemTime) {
+        File::options().append(true).open(record_path(dir, id)).unwrap().set_modified(at).unwrap();
     }
 }
