@@ -32,7 +32,8 @@ const ALIVE: Duration = STAMP_INTERVAL.saturating_mul(4);
 const OTHERS_WAIT: Duration = Duration::from_secs(10);
 
 /// Watches the files of a job with the working directory `cwd` before its processes run. `from` is the snapshot that it is resumed from. Where the rights
-/// for it are missing, snapshots look for changed files instead.
+/// for it are missing, snapshots look for changed files instead. Returns the record of a new run, which tells other jobs what
+/// this one writes before its first snapshot. It is for [`next`], once the job runs.
 pub fn begin(
     namespace: &Namespace,
     dir: &JobDir,
@@ -40,7 +41,7 @@ pub fn begin(
     rules: &FileRules,
     history: &mut FileHistory,
     from: Option<&SnapshotId>,
-) {
+) -> Option<Record> {
     let tracked = rules.is_on(true).then(|| namespace.track_files(cwd, rules.own()));
     let is_tracked = matches!(tracked, Some(Ok(_)));
     match tracked {
@@ -55,19 +56,23 @@ pub fn begin(
         ),
         Some(Err(error)) => tracing::debug!("the job's files are not watched: {error}"),
     }
-    let is_recorded = match from {
-        Some(id) if is_tracked => next(namespace, open(dir, id).as_ref()).is_some(),
+    let (is_recorded, first) = match from {
+        Some(id) if is_tracked => (next(namespace, open(dir, id).as_ref()).is_some(), None),
         Some(id) => {
             end_record(dir, id);
-            false
+            (false, None)
         }
-        // Nothing records what a new run writes before its first snapshot. Snapshots of earlier runs may still be resumed.
         None => {
-            recorded(dir).into_iter().max().iter().for_each(|newest| end_record(dir, newest));
-            true
+            // Snapshots of earlier runs may still be resumed.
+            let newest = recorded(dir).into_iter().max();
+            newest.iter().for_each(|newest| end_record(dir, newest));
+            // The records of the run's snapshots come later.
+            let number = newest.map_or(0, |newest| newest.sequence());
+            (true, is_tracked.then(|| open(dir, &SnapshotId::new(number, SystemTime::now()))).flatten())
         }
     };
     history.track(is_tracked && is_recorded);
+    first
 }
 
 /// The record of what the job writes since a snapshot.

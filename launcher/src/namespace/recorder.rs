@@ -93,9 +93,10 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// What follows goes to this file.
-    pub(super) fn switch(&mut self, mut journal: Journal) {
-        if !self.has_thread {
+    /// What follows goes to this file. Returns whether there was none before.
+    pub(super) fn switch(&mut self, mut journal: Journal) -> bool {
+        let is_first = !self.has_thread;
+        if is_first {
             let shared = Arc::clone(&self.shared);
             let thread = thread::Builder::new().name("recorder".to_owned()).spawn(move || run(&shared));
             self.has_thread = thread.is_ok();
@@ -108,6 +109,7 @@ impl Recorder {
             let _ = journal.correct();
             self.shared.queue.lock().has_failed = true;
         }
+        is_first
     }
 
     /// Appends lines, if there is a file.

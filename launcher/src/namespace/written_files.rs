@@ -212,7 +212,10 @@ impl Tracker {
         let Some(journal) = journal else {
             return (self.paths.iter().cloned().collect(), !self.is_incomplete);
         };
-        self.recorder.switch(journal);
+        let is_first = self.recorder.switch(journal);
+        if is_first {
+            self.record(&self.paths.iter().cloned().collect::<Vec<_>>(), false);
+        }
         let is_complete = !std::mem::take(&mut self.is_incomplete);
         (std::mem::take(&mut self.paths).into_iter().collect(), is_complete)
     }

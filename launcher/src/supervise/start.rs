@@ -104,7 +104,7 @@ pub fn start(
     let agents = wanted.then(|| preload::listen(dir, None, config.gpu_timeout)).transpose()?;
     let mut files = FileHistory::new(nanoseconds(SystemTime::now()));
     let cwd = std::env::current_dir().context("cannot read the working directory")?;
-    tracking::begin(&namespace, dir, &cwd, rules, &mut files, None);
+    let record = tracking::begin(&namespace, dir, &cwd, rules, &mut files, None);
     // A resume that was interrupted is of no account any more.
     if let Err(error) = end_put_back(dir) {
         tracing::debug!("cannot remove the record of an interrupted resume: {error}");
@@ -117,15 +117,13 @@ pub fn start(
         namespace.start_job(argv, variables, stdio.terminal_path(), sources, &fds)
     };
     match started {
-        Ok((root_pid, command_pid)) => Ok(Ok(RunningJob {
-            namespace,
-            stdio,
-            root_pid,
-            command_pid,
-            agents,
-            files,
-            failed_process: None,
-        })),
+        Ok((root_pid, command_pid)) => {
+            if record.is_some() {
+                files.touch(tracking::next(&namespace, record.as_ref()));
+            }
+            let failed_process = None;
+            Ok(Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents, files, failed_process }))
+        }
         Err(StartError::Command(error)) => {
             let meant = as_script(&argv[0]).map(|meant| format!(" Did you mean `{meant}`?"));
             tracing::error!("cannot run {:?}: {error}. {OF_COMMAND}.{}", argv[0], meant.unwrap_or_default());

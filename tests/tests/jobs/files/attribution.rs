@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 const STEPS: u32 = 600;
 
 /// Starts or resumes one of the jobs that share a directory. What the job writes is recorded late.
-fn start(sandbox: &Sandbox, job: &str) -> Running {
-    let mut command = sandbox.command(["--job", job, "--interval", "500ms", "--"]);
+fn start(sandbox: &Sandbox, job: &str, interval: &str) -> Running {
+    let mut command = sandbox.command(["--job", job, "--interval", interval, "--"]);
     command.arg(python()).arg(programs().join("files/steps.py")).args([job, &STEPS.to_string()]);
     command.env_remove("CKPT_FILES_EXCLUDE").current_dir(sandbox.path().join("work"));
     command.env("CKPT_FAULT", "record-append=delay:200");
@@ -47,7 +47,8 @@ fn check(sandbox: &Sandbox, job: &str, said: &str) {
 fn jobs_in_one_directory_leave_each_others_files_alone() {
     let sandbox = Sandbox::new();
     fs::create_dir(sandbox.path().join("work")).unwrap();
-    let (mut first, mut second) = (start(&sandbox, "first"), start(&sandbox, "second"));
+    let (mut first, mut second) = (start(&sandbox, "first", "500ms"), start(&sandbox, "second", "500ms"));
+    let mut without_snapshots = start(&sandbox, "third", "off");
     let half = usize::try_from(STEPS / 2).unwrap();
     for (job, running, kills) in [("first", &mut first, 3), ("second", &mut second, 1)] {
         // Killed before its first snapshot, a job begins again, among its own files.
@@ -57,7 +58,7 @@ fn jobs_in_one_directory_leave_each_others_files_alone() {
             let wanted = half.min(lines(&sandbox, job) + 80);
             running.until("progress", || (lines(&sandbox, job) >= wanted).then_some(()));
             running.kill_everything();
-            *running = start(&sandbox, job);
+            *running = start(&sandbox, job, "500ms");
         }
     }
     fs::write(sandbox.path().join("go"), "").unwrap();
@@ -66,6 +67,8 @@ fn jobs_in_one_directory_leave_each_others_files_alone() {
         assert!(running.said().contains("resumed from snapshot"), "{job}: {}", running.said());
         check(&sandbox, job, &running.said());
     }
+    assert_eq!(without_snapshots.wait(), 0, "{}", without_snapshots.said());
+    check(&sandbox, "third", &without_snapshots.said());
 }
 
 /// Makes it look as if the job had run in another boot of the machine, or on another machine.
