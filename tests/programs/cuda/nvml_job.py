@@ -1,8 +1,8 @@
 """A GPU monitor: asks NVML in each step, without ever calling nvmlShutdown, as PyTorch's device_count() does.
 
-    nvml_job.py STEPS [driver] [workers] [polls | reopens]
+    nvml_job.py STEPS [driver | init] [workers] [polls | reopens]
 
-`driver`: uses the CUDA driver as well. `workers`: two processes, forked once NVML is initialised, do a part of the work.
+`driver`: uses the CUDA driver as well; `init`: only initialises it, and has no context. `workers`: two processes, forked once NVML is initialised, do a part of the work.
 `polls`: a thread asks NVML all the time as well. `reopens`: it initialises NVML for each question, and shuts it down again;
 nothing else has NVML initialised then. A call that fails ends the program.
 Rests after each step as long as the file `slow` is there: longer beside a thread that asks, for tests that take many
@@ -59,6 +59,10 @@ def main():
         driver.cuDevicePrimaryCtxRetain(0)
         driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
         address = driver.cuMemAlloc(4)[1]
+    if "init" in sys.argv:
+        from cuda.bindings import driver
+
+        assert driver.cuInit(0)[0] == driver.CUresult.CUDA_SUCCESS
     pool = multiprocessing.get_context("fork").Pool(2) if "workers" in sys.argv else None
     total, steps = 0, range(1, int(sys.argv[1]) + 1)
     rest_s = 0.2 if "polls" in sys.argv or "reopens" in sys.argv else 0.04

@@ -219,6 +219,26 @@ fn a_program_without_a_context_survives() {
     job.survives(kills());
 }
 
+/// The other drivers with calls of the checkpoint API.
+#[test]
+fn programs_survive_with_each_driver() {
+    for release in ["570", "590", "610"] {
+        let mut job = GpuJob::in_c("late.c");
+        job.program.env("SIMCUDA_DRIVER", release);
+        job.survives(few_kills());
+    }
+}
+
+/// Before release 580, the driver's lock needs a context.
+#[test]
+fn a_gpu_monitor_survives_with_an_early_driver() {
+    for arguments in [&[][..], &["init"]] {
+        let mut job = GpuJob::in_python("nvml_job.py");
+        job.program.args(arguments).env("SIMCUDA_DRIVER", "570");
+        job.survives(few_kills());
+    }
+}
+
 /// A monitor has the GPUs' device files open by NVML alone, as has a launcher of training that counts its devices.
 #[test]
 fn a_gpu_monitor_survives() {
