@@ -17,7 +17,7 @@ const SOCKETS: [(&str, &str); 4] = [
 ];
 
 /// What leaves NCCL nothing but device memory that ranks share, and sockets (the same chapter). Host memory of
-/// cuMemCreate cannot be saved; multicast objects can, which was tried with simulated GPUs only: it needs two.
+/// cuMemCreate and multicast objects can be saved too, which was tried with simulated GPUs only.
 const P2P: [(&str, &str); 3] =
     [("NCCL_NVLS_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0"), ("NCCL_IB_DISABLE", "1")];
 
