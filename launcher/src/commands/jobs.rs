@@ -38,6 +38,10 @@ const UNEXPECTED_REPLY: &str =
 pub fn jobs(config: &Config, root: &Root, named: Option<&str>) -> Result<Vec<JobDir>> {
     let all = root.jobs()?;
     let Some(name) = named.or(config.job.as_ref().map(ckpt_snapshot::JobKey::as_str)) else { return Ok(all) };
+    // A variable of a script that is not set.
+    if name.is_empty() {
+        bail!(bad_input(anyhow!("the name of a job is empty; leave it out for all jobs")));
+    }
     if let Some(exact) = all.iter().find(|job| job.key().as_str() == name) {
         return Ok(vec![exact.clone()]);
     }

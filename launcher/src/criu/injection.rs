@@ -8,6 +8,7 @@ use procfs_core::FromRead;
 use procfs_core::process::{MMPermissions, MMapPath, MemoryMaps, Stat};
 use std::fs::{self, File};
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -17,12 +18,19 @@ use crate::namespace::numbers_in;
 const CALL: [u8; 8] = [0x0f, 0x05, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc];
 /// What it writes behind that: the name of the memory for its parasite code.
 const NAME: &[u8] = b"CRIUMFD";
+/// How the file of that memory begins, in the list of mappings.
+const PARASITE: &[u8] = b"/memfd:CRIUMFD";
 
 /// Whether all processes would run on without a CRIU that is stopped. `proc` is the `/proc` of their PID namespace. What
 /// cannot be looked at counts as harmless.
 pub fn is_harmless_to_kill(proc: &Path, criu_pid: i32) -> bool {
     let pids = numbers_in(proc).unwrap_or_default().into_iter();
-    pids.filter(|&pid| pid != criu_pid)
+    // A child of CRIU maps the parasite code, and does not execute it.
+    let is_of_criu = |pid: i32| {
+        let stat = Stat::from_file(proc.join(pid.to_string()).join("stat"));
+        pid == criu_pid || stat.is_ok_and(|stat| stat.ppid == criu_pid)
+    };
+    pids.filter(|&pid| !is_of_criu(pid))
         .all(|pid| is_left_alone(&proc.join(pid.to_string()), pid).unwrap_or(true))
 }
 
@@ -34,8 +42,6 @@ fn is_left_alone(process: &Path, pid: i32) -> Option<bool> {
     if bytes.starts_with(&CALL) || bytes.ends_with(NAME) {
         return Some(false);
     }
-    let is_parasite =
-        |path: &MMapPath| matches!(path, MMapPath::Path(path) if path.starts_with("/memfd:CRIUMFD"));
     let Some(parasite) = maps.iter().find(|map| is_parasite(&map.pathname)) else { return Some(true) };
     let parasite = parasite.address.0..parasite.address.1;
     let threads = numbers_in(process.join("task")).unwrap_or_default();
@@ -43,6 +49,11 @@ fn is_left_alone(process: &Path, pid: i32) -> Option<bool> {
         let directory = process.join("task").join(thread.to_string());
         may_run_on(&directory, &parasite, thread == pid).unwrap_or(true)
     }))
+}
+
+/// Whether this is memory for CRIU's parasite code. Its name is followed by " (deleted)", as that of all memfds.
+fn is_parasite(path: &MMapPath) -> bool {
+    matches!(path, MMapPath::Path(path) if path.as_os_str().as_bytes().starts_with(PARASITE))
 }
 
 /// The first thread may wait in the parasite code. Stopped there, or running, it may be on its way out, to a breakpoint.
@@ -76,6 +87,20 @@ mod tests {
     use super::*;
     use std::fs::OpenOptions;
     use std::process::Command;
+
+    #[test]
+    fn memory_for_parasite_code_is_found() {
+        let found = || {
+            let maps = MemoryMaps::from_read(File::open("/proc/self/maps").unwrap()).unwrap();
+            maps.iter().any(|map| is_parasite(&map.pathname))
+        };
+        assert!(!found());
+        let file = File::from(rustix::fs::memfd_create("CRIUMFD", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(4096).unwrap();
+        let map = memmap2::MmapOptions::new().map_raw(&file).unwrap();
+        assert!(found());
+        drop(map);
+    }
 
     #[test]
     fn a_call_that_criu_has_a_process_make_is_seen() {
