@@ -17,7 +17,10 @@ use crate::files::sources::{StagedPart, StagedParts};
 use crate::files::staging::{StagedDir, Staging};
 use ckpt_snapshot::SnapshotId;
 use std::collections::HashMap;
+use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Below this, even a full dump is short.
@@ -35,6 +38,9 @@ const NO_GAIN: f64 = 0.9;
 /// Plain dumps after a failed trial. The number doubles with each further one.
 const FIRST_WAIT: u32 = 8;
 const LONGEST_WAIT: u32 = 128;
+
+/// The file of a context of asynchronous I/O, in the list of mappings.
+const AIO: &str = " /[aio]";
 
 /// Whether memory is copied while the job runs (`--precopy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -216,6 +222,11 @@ fn discard(staging: &Staging, name: &str) {
     }
 }
 
+/// Whether a process, by its directory in /proc, has a context of asynchronous I/O. One that has ended has none.
+fn uses_aio(process: &Path) -> bool {
+    fs::read_to_string(process.join("maps")).is_ok_and(|maps| maps.contains(AIO))
+}
+
 impl Attempt<'_> {
     /// Copies the job's memory while the job runs, if that is wanted and possible. `None`: a plain dump follows.
     pub(super) fn precopy(
@@ -271,6 +282,10 @@ impl Attempt<'_> {
         let room_bytes = || staging.room_bytes(memory_bytes).map_err(|error| error.to_string());
         let mut last_bytes = memory_bytes;
         for number in 1..=most {
+            self.look_for_aio()?;
+            if self.parts.is_ending.load(Ordering::Relaxed) {
+                return Err(NOTHING_GAINED.to_owned());
+            }
             // Beside the images of the dump, which may contain everything once more.
             if room_bytes()? < last_bytes {
                 return Err("there is not enough free memory for a second copy".to_owned());
@@ -290,7 +305,17 @@ impl Attempt<'_> {
             }
             last_bytes = bytes;
         }
-        Ok(())
+        self.look_for_aio()
+    }
+
+    /// What a device writes to a page by asynchronous I/O may leave no soft-dirty bit: the page would be taken for unchanged.
+    fn look_for_aio(&self) -> Result<(), String> {
+        let survey = self.parts.job.namespace.survey().map_err(|error| error.to_string())?;
+        let proc = self.proc();
+        match survey.pids.iter().find(|pid| uses_aio(&proc.join(pid.to_string()))) {
+            None => Ok(()),
+            Some(pid) => Err(format!("process {pid} of the job uses asynchronous I/O (io_setup)")),
+        }
     }
 
     /// One pre-dump of CRIU.
@@ -359,6 +384,19 @@ mod tests {
         for bad in ["", "0", "9", "-1", "on", "2x"] {
             assert_eq!(Precopy::parse(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_context_of_asynchronous_io_is_found() {
+        let process = Path::new("/proc/self");
+        assert!(!uses_aio(process));
+        let mut context = 0_u64;
+        // SAFETY: the kernel writes one word to `context`, which outlives the calls.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) };
+        assert_eq!((made, uses_aio(process)), (0, true));
+        // SAFETY: a plain system call on an integer.
+        unsafe { libc::syscall(libc::SYS_io_destroy, context) };
     }
 
     /// Attempts of a job: whether each copied memory first. `share` is the pause then, in parts of a plain dump's.

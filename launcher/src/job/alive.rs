@@ -262,11 +262,12 @@ mod tests {
         let id = SnapshotId::new(1, SystemTime::UNIX_EPOCH);
         fs::create_dir(job.path().join("written")).unwrap();
         let written = job.path().join("written").join(id.to_string());
-        fs::write(&written, "").unwrap();
+        // As the init does after a write.
+        let at = SystemTime::now() - Duration::from_secs(1);
+        File::create(&written).unwrap().set_modified(at).unwrap();
         let mut durable = SystemTime::UNIX_EPOCH;
         tracking::make_durable(&job, &mut durable).unwrap();
         let rebooted = LastAlive::read(&job);
-        let at = fs::metadata(&written).unwrap().modified().unwrap();
         assert_eq!(rebooted.known_until_ns, nanoseconds(at - UNRECORDED), "{rebooted:?}");
         assert!(rebooted.until_ns < before, "{rebooted:?}");
         // An interrupted resume has changed files long after the job ended.
