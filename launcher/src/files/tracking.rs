@@ -104,12 +104,12 @@ pub fn open(dir: &JobDir, id: &SnapshotId) -> Option<Record> {
         faults::hit("record-open")?;
         let (path, key) = (record_path(dir, id), record_key(dir, id));
         DirBuilder::new().recursive(true).mode(0o700).create(path.parent().unwrap_or(&path))?;
-        let recorded_until = last_recorded(dir).filter(|last| !last.is_end).and(recorded_until(dir));
+        let last = last_recorded(dir).filter(|last| !last.is_end);
         let mut file = open_regular(&path, File::options().append(true).create(true).mode(0o600))?;
         let is_new = file.metadata()?.len() == 0;
         begin_journal(&mut file, &key)?;
         // The time of a record says until when all is recorded. Of a job that runs, that is still the time of the one before.
-        if let Some(until) = recorded_until.filter(|_| is_new) {
+        if let Some(until) = last.and_then(|last| last.recorded_until).filter(|_| is_new) {
             file.set_modified(until)?;
         }
         Ok(Record { file, key, path, is_used: Cell::new(false) })
@@ -198,15 +198,11 @@ fn others(dir: &JobDir) -> Vec<JobDir> {
 
 /// Whether a job runs and has not recorded yet what it has written until then.
 fn is_behind(dir: &JobDir, until: SystemTime) -> bool {
-    let last = last_recorded(dir).filter(|last| !last.is_end);
-    last.is_some_and(|last| last.at.elapsed().is_ok_and(|age| age < ALIVE))
-        && recorded_until(dir).is_none_or(|recorded| recorded < until)
-}
-
-/// All that the job wrote until this time is in the records.
-fn recorded_until(dir: &JobDir) -> Option<SystemTime> {
-    let records = recorded(dir).into_iter();
-    records.filter_map(|id| stamp(&fs::symlink_metadata(record_path(dir, &id)).ok()?)).max()
+    last_recorded(dir).is_some_and(|last| {
+        !last.is_end
+            && last.at.elapsed().is_ok_and(|age| age < ALIVE)
+            && last.recorded_until.is_none_or(|recorded| recorded < until)
+    })
 }
 
 /// The time that the init has given to a record. `None` after a write, which sets the time to the present although more may
@@ -231,6 +227,8 @@ pub fn written_since(dir: &JobDir, id: &SnapshotId) -> Option<BTreeSet<String>> 
 pub struct LastRecord {
     /// When it was written.
     pub at: SystemTime,
+    /// All that the job wrote until this time is in the records.
+    recorded_until: Option<SystemTime>,
     /// Whether it says that all processes of the job had ended.
     pub is_end: bool,
 }
@@ -238,12 +236,15 @@ pub struct LastRecord {
 /// The last record of what the job has written, if there is one.
 #[must_use]
 pub fn last_recorded(dir: &JobDir) -> Option<LastRecord> {
-    let records = recorded(dir)
-        .into_iter()
-        .filter_map(|id| Some((fs::metadata(record_path(dir, &id)).ok()?.modified().ok()?, id)));
-    let (at, newest) = records.max()?;
+    let look = |id: SnapshotId| {
+        let meta = fs::metadata(record_path(dir, &id)).ok()?;
+        Some((meta.modified().ok()?, id, stamp(&meta)))
+    };
+    let records: Vec<_> = recorded(dir).into_iter().filter_map(look).collect();
+    let recorded_until = records.iter().filter_map(|(_, _, stamp)| *stamp).max();
+    let (at, newest, _) = records.into_iter().max()?;
     let is_end = is_ended(&record_path(dir, &newest), &record_key(dir, &newest)).ok()?;
-    Some(LastRecord { at, is_end })
+    Some(LastRecord { at, recorded_until, is_end })
 }
 
 /// Deletes the records that no snapshot needs; `oldest` is the oldest snapshot. Those of the last minutes tell another job
@@ -352,7 +353,7 @@ mod tests {
         let [job, other] = ["job", "other"].map(|name| root.job(&JobKey::named(name).unwrap()));
         let ids = [1, 2].map(|number| SnapshotId::new(number, SystemTime::UNIX_EPOCH));
         fs::create_dir_all(job.path().join(RECORDS)).unwrap();
-        let before = SystemTime::now() - STAMP_INTERVAL;
+        let before = SystemTime::now();
         fs::write(record_path(&job, &ids[0]), "\"/a\"\n").unwrap();
         stamped(&job, &ids[0], before);
         let begun = SystemTime::now();
