@@ -34,7 +34,7 @@ use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading, Origin, READING};
 use crate::restore::put_back::{PutBack, temporary_names};
 use crate::restore::{queues, resets};
-use crate::store::answer::AnswerWatch;
+use crate::store::answer::{AnswerWatch, RECORDING};
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{
     PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
@@ -391,8 +391,7 @@ impl Resumer<'_> {
         self.abandon_newer(&manifest.id)?;
         self.put_files_back(manifest, &plan, &alive, &loading)?;
         let mut files = FileHistory::resumed(manifest, inventory);
-        let cwd = Path::new(&manifest.job.cwd);
-        tracking::begin(&namespace, self.dir, cwd, self.file_rules, &mut files, Some(&manifest.id));
+        self.answers.during(RECORDING, || self.watch_files(&namespace, manifest, &mut files));
         manifest.shm_files.iter().try_for_each(|file| put_back(file, &loading))?;
         // Listening begins before the processes run, since their agents connect at once. Agents in the snapshot wait for
         // the connection, even if --interpose is now off.
@@ -447,6 +446,12 @@ impl Resumer<'_> {
     /// after that.
     fn abandon_newer(&self, id: &SnapshotId) -> Result<()> {
         Ok(self.ownership.change(|record| abandon_after(record, id))?)
+    }
+
+    /// Watches what the job writes from now on.
+    fn watch_files(&self, namespace: &Namespace, manifest: &Manifest, files: &mut FileHistory) {
+        let cwd = Path::new(&manifest.job.cwd);
+        tracking::begin(namespace, self.dir, cwd, self.file_rules, files, Some(&manifest.id));
     }
 
     fn put_files_back(

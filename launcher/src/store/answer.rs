@@ -17,6 +17,9 @@ use crate::store::options::StoreOptions;
 use crate::sys::deadline::{STORE_ANSWER_POLL_INTERVAL, STORE_ANSWER_REPORT, STORE_ANSWER_TIMEOUT};
 use crate::sys::span::span;
 
+/// What ckpt-run does before the job's processes run, for [`AnswerWatch::during`].
+pub const RECORDING: &str = "the records of a run were being written";
+
 /// Watches what is asked of a store in a directory. One thread asks at a time; others may note answers.
 #[derive(Clone)]
 pub struct AnswerWatch(Arc<Shared>);

@@ -274,7 +274,7 @@ impl<'a> Supervisor<'a> {
         self.began_from = None;
         if candidates.is_empty() {
             let config = (context.config, None);
-            return start::start(config, context.argv, &context.opened.dir, &context.file_rules);
+            return start::start(config, context.argv, context.opened, &context.file_rules);
         }
         let staging_dir = context.config.store.staging_dir(&context.opened.dir);
         let Resumed { job, manifest, why_older } =

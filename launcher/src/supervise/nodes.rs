@@ -389,7 +389,7 @@ impl Supervisor<'_> {
             let started = start::start(
                 (context.config, cluster.network()),
                 context.argv,
-                &context.opened.dir,
+                context.opened,
                 &context.file_rules,
             );
             return started.map_err(|error| (error, false));

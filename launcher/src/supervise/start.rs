@@ -1,5 +1,6 @@
 //! Starting the command at its beginning.
 
+use super::startup::OpenedJob;
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::args::similar_command;
 use crate::cli::config::Config;
@@ -15,9 +16,9 @@ use crate::job::earlier_init;
 use crate::namespace::stdio::Stdio;
 use crate::namespace::{Namespace, StartError};
 use crate::report::failure::OF_COMMAND;
+use crate::store::answer::RECORDING;
 use crate::sys::error::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, bad_input};
 use anyhow::{Context, Result};
-use ckpt_snapshot::JobDir;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -85,12 +86,13 @@ pub fn nccl_variables(config: &Config) -> Result<Vec<(String, OsString)>> {
 pub fn start(
     (config, job_network): (&Config, Option<&JobNetwork>),
     argv: &[OsString],
-    dir: &JobDir,
+    opened: &OpenedJob,
     rules: &FileRules,
 ) -> Result<Result<RunningJob, i32>> {
+    let OpenedJob { dir, answers, .. } = opened;
     let stdio = Stdio::prepare(None).context("cannot create the job's standard streams")?;
     let namespace = Namespace::create(config.network, None)?;
-    earlier_init::record(dir, &namespace)?;
+    answers.during(RECORDING, || earlier_init::record(dir, &namespace))?;
     if let Some(network) = job_network {
         namespace.set_names(network.names()?)?;
     }
@@ -104,11 +106,13 @@ pub fn start(
     let agents = wanted.then(|| preload::listen(dir, None, config.gpu_timeout)).transpose()?;
     let mut files = FileHistory::new(nanoseconds(SystemTime::now()));
     let cwd = std::env::current_dir().context("cannot read the working directory")?;
-    let record = tracking::begin(&namespace, dir, &cwd, rules, &mut files, None);
-    // A resume that was interrupted is of no account any more.
-    if let Err(error) = end_put_back(dir) {
-        tracing::debug!("cannot remove the record of an interrupted resume: {error}");
-    }
+    let record = answers.during(RECORDING, || {
+        // A resume that was interrupted is of no account any more.
+        if let Err(error) = end_put_back(dir) {
+            tracing::debug!("cannot remove the record of an interrupted resume: {error}");
+        }
+        tracking::begin(&namespace, dir, &cwd, rules, &mut files, None)
+    });
     let mut variables = preload::variables(&config.interpose, dir)?;
     variables.extend(nccl_variables(config)?);
     variables.extend(job_network.iter().flat_map(|network| network.variables(|name| std::env::var_os(name))));

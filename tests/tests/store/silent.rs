@@ -1,7 +1,7 @@
 //! A store in a directory that does not answer. While nothing of the job runs, ckpt-run says so, and ends after a time. A job
 //! that runs goes on.
 
-use crate::keeper::{KEEPER, finish, has_said, start, step, unbroken};
+use crate::keeper::{KEEPER, finish, start, step, unbroken};
 use ckpt_run_tests::{Running, Sandbox, programs, python, set_variables, until};
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ use std::process::Command;
 const LAUNCHER_FAILED: i32 = 125;
 
 /// The keeper, with a short limit for the store, and a store that does not answer at this fault point.
-fn resume_with(sandbox: &Sandbox, fault: &str) -> Running {
+fn run_with(sandbox: &Sandbox, fault: &str) -> Running {
     let python = python();
     let mut command = sandbox.command(["--", python.to_str().expect("text"), "-c", KEEPER]);
     // One wait, as for an answer.
@@ -36,7 +36,7 @@ fn a_resume_does_not_wait_for_a_silent_store_for_ever() {
         let end = format!("{} has not answered for 3.0 s while {doing}: ckpt-run ends", store.display());
         // On a busy machine the store may be that slow at another point, too.
         until(&format!("a resume that ends at {fault}"), || {
-            let mut silent = resume_with(&sandbox, fault);
+            let mut silent = run_with(&sandbox, fault);
             assert_eq!(silent.wait(), LAUNCHER_FAILED, "{fault}: {}", silent.said());
             let said = silent.said();
             assert!(said.contains("ckpt-run ends") && !said.contains("resumed from"), "{fault}: {said}");
@@ -46,6 +46,19 @@ fn a_resume_does_not_wait_for_a_silent_store_for_ever() {
     let job = start(&sandbox, "again", &[]);
     assert!(job.said().contains("resumed from snapshot 000001"), "{}", job.said());
     assert_eq!(finish(&sandbox, "again", job), unbroken(1));
+}
+
+/// The record of what the job writes is opened before the job runs.
+#[test]
+fn a_start_does_not_wait_for_a_silent_store_for_ever() {
+    let sandbox = Sandbox::new();
+    let mut silent = run_with(&sandbox, "record-open");
+    assert_eq!(silent.wait(), LAUNCHER_FAILED, "{}", silent.said());
+    let said = silent.said();
+    assert!(said.contains("has not answered for 3.0 s") && said.contains("ckpt-run ends"), "{said}");
+    assert!(!sandbox.path().join("ready").exists(), "the job has run");
+    let job = start(&sandbox, "again", &[]);
+    assert_eq!(finish(&sandbox, "again", job), unbroken(0));
 }
 
 /// A file system whose server never answers, so that not even SIGKILL ends a read.
@@ -74,14 +87,16 @@ fn a_start_does_not_wait_for_a_hanging_file_system_for_ever() {
 fn a_job_runs_on_while_its_store_is_silent_at_a_checkpoint() {
     let mut sandbox = Sandbox::new();
     let [opens, closes] = ["opens.hold", "closes.hold"].map(|name| sandbox.path().join(name));
-    for hold in [&opens, &closes] {
-        fs::write(hold, "").expect("written");
-    }
     let fault = format!("record-open=hold:{},record-close=hold:{}", opens.display(), closes.display());
     sandbox.variables.push(("CKPT_FAULT".to_owned(), fault));
     let mut job = start(&sandbox, "job", &[]);
+    for hold in [&opens, &closes] {
+        fs::write(hold, "").expect("written");
+    }
+    let opened = || job_said(&sandbox).matches("fault point record-open").count();
+    assert_eq!(opened(), 1, "the record of a new run");
     let mut asked = sandbox.start("asked", ["checkpoint"]);
-    job.until("a record that does not open", || has_said(&sandbox, "job", "fault point record-open"));
+    job.until("a record that does not open", || (opened() == 2).then_some(()));
     step(&sandbox, &mut job);
     fs::remove_file(&opens).expect("the file is there");
     assert_eq!(asked.wait(), 0, "{}", asked.said());
