@@ -21,6 +21,7 @@ use crate::sys::background::Background;
 use ckpt_protocol::control::Saved;
 use ckpt_snapshot::{FailedProcess, JobDir, JobIdentity, Listed, Retention, SnapshotId, Tiers};
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,7 +85,7 @@ pub struct AttemptHistory {
     /// Processes of the job that have failed.
     pub(super) failures: FailedProcesses,
     /// Remote ends of connections out of the job that were reported.
-    reported_peers: HashSet<String>,
+    reported_peers: HashSet<SocketAddr>,
 }
 
 impl AttemptHistory {
@@ -111,9 +112,9 @@ impl AttemptHistory {
     }
 
     /// Reports each connection that a resume will not restore, once.
-    pub(super) fn warn_of_outside_connections(&mut self, peers: &[String]) {
+    pub(super) fn warn_of_outside_connections(&mut self, peers: &[SocketAddr]) {
         for peer in peers {
-            if self.reported_peers.insert(peer.clone()) {
+            if self.reported_peers.insert(*peer) {
                 tracing::warn!(
                     "the job has a TCP connection to {peer}, outside of it: after a resume that connection is broken, and the job has to reconnect"
                 );

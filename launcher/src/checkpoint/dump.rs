@@ -8,6 +8,7 @@ use crate::checkpoint::diagnose;
 use crate::checkpoint::precopy::{MergedPages, Precopied};
 use crate::checkpoint::stall::MeasuredPhases;
 use crate::checkpoint::storing::Storing;
+use crate::cluster::sockets;
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, EmptyMessagesError, Options, Session, SessionError,
     UnixQueues, arm_expired_timers, end_tcp_repair, injection, interrupted_calls, with_empty_messages,
@@ -33,7 +34,7 @@ use ckpt_snapshot::{
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -61,7 +62,7 @@ pub(super) struct Frozen {
     pub(super) stdio: Vec<StdioRecord>,
     pub(super) tty: Option<TtyRecord>,
     pub(super) open_files: Vec<OpenFile>,
-    pub(super) outside_tcp: Vec<String>,
+    pub(super) outside_tcp: Vec<SocketAddr>,
     /// Local ports of TCP sockets that reach other machines.
     pub(super) tcp_ports: BTreeSet<u16>,
     /// Addresses of this machine that connections to others use; of a job on several nodes.
@@ -357,8 +358,11 @@ impl Attempt<'_> {
         if stage == "post-dump" {
             let Stages { images, shm, deadline, state, unreceived, phases, .. } = stages;
             self.refuse_lost_messages(images, &state.queues, unreceived)?;
+            let descriptors =
+                Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
+            self.refuse_lost_data(&descriptors, unreceived)?;
             files.touch(tracking::next(&self.parts.job.namespace, files.next_record()));
-            let mut record = self.record_frozen(images, shm, state, files, *deadline)?;
+            let mut record = self.record_frozen(descriptors, shm, state, files, *deadline)?;
             phases.record += begun.elapsed();
             let waiting = Instant::now();
             self.cross_barriers(&mut record)?;
@@ -530,10 +534,30 @@ impl Attempt<'_> {
         Err(unreceived.insert(diagnose::unreceived(&self.proc(), &lost)).clone())
     }
 
-    /// Records what CRIU does not save, while the job is frozen. `state` is that of its descriptors.
+    /// Refuses a dump without data that is on its way between two processes of the job: one has closed the connection, so that
+    /// only the kernel has what the other one has not got.
+    fn refuse_lost_data(
+        &self,
+        descriptors: &Descriptors,
+        unreceived: &mut Option<String>,
+    ) -> Result<(), String> {
+        let init_pid = self.parts.job.namespace.init_pid();
+        let closing = sockets::closing(init_pid, &descriptors.tcp_peers)
+            .map_err(|error| format!("cannot list the job's connections: {error}"))?;
+        let Some(socket) = closing else { return Ok(()) };
+        let why = format!(
+            "a process of the job has closed its connection to {}, port {}, of the same job, and the other end has not received all data yet, which a snapshot would lose. The checkpoint succeeds once it has",
+            socket.remote.to_canonical(),
+            socket.remote_port
+        );
+        Err(unreceived.insert(why).clone())
+    }
+
+    /// Records what CRIU does not save, while the job is frozen. `descriptors` are those of the images, `state` is what those
+    /// lack.
     fn record_frozen(
         &self,
-        images: &StagedDir,
+        descriptors: Descriptors,
         shm: &StagedDir,
         state: &DescriptorState,
         files: &mut Capture,
@@ -546,7 +570,6 @@ impl Attempt<'_> {
             .stdio
             .record(FROZEN_OUTPUT_TIMEOUT)
             .map_err(|error| failed("cannot read the job's output", &error))?;
-        let descriptors = Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
         let root = self.root();
         let links = links::find(&descriptors.links, &root)?;
         let mut writable = descriptors.writable;

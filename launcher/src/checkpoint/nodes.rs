@@ -12,13 +12,16 @@
 
 use crate::checkpoint::attempt::{Attempt, AttemptError};
 use crate::checkpoint::dump::Frozen;
+use crate::cluster::sockets::{LauncherConnections, TcpSocket};
 use crate::cluster::{Gate, GateEnd, JobNetwork, PacketRule, progress, sockets};
 use crate::criu::SessionError;
 use crate::store::tiers;
+use crate::sys::deadline::{NODE_CLOSING_PATIENCE, NODE_CLOSING_POLL_INTERVAL};
 use ckpt_cluster::{Outcome, Step};
 use ckpt_snapshot::{Manifest, NodePart, PartNetwork, SnapshotId, Store};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Which part of the job this launcher has.
 #[derive(Clone, Debug)]
@@ -31,6 +34,8 @@ pub struct PartPlace {
     pub nodes: u32,
     /// What it sees of the network of the job's own.
     pub network: Option<PartNetwork>,
+    /// The connections to the other launchers.
+    pub launchers: LauncherConnections,
 }
 
 /// What the attempt of a part works with.
@@ -75,17 +80,14 @@ impl Attempt<'_> {
 
     /// The tasks are captured, and frozen. Waits until all nodes have come so far, and removes the packet rule.
     pub(super) fn cross_barriers(&self, frozen: &mut Frozen) -> Result<(), String> {
-        let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
+        let Some(PartAttempt { gate, place }) = &self.part else { return Ok(()) };
         // An error if it was given up meanwhile.
         gate.wait(Step::Dump)?;
         if let Some(port) = frozen.tcp_ports.iter().find(|port| !gate.blocks(**port)) {
             return Err(format!("the job has opened a connection meanwhile (port {port})"));
         }
-        let all =
-            sockets::all().map_err(|error| format!("cannot list the machine's connections: {error}"))?;
-        let unsettled = all
-            .iter()
-            .find(|socket| socket.is_unsettled() && socket.is_beyond_loopback() && gate.blocks(socket.port));
+        let unsettled = unsettled(gate, &place.launchers)
+            .map_err(|error| format!("cannot list the machine's connections: {error}"))?;
         if let Some(socket) = unsettled {
             return Err(format!(
                 "a connection of the job to {}, port {}, was being opened or closed",
@@ -161,6 +163,28 @@ impl Attempt<'_> {
     fn remove_part(&self, id: &SnapshotId) {
         if let Err(error) = tiers::remove_local(&self.parts.store, &self.parts.dir, id) {
             tracing::warn!("the part {id}, which has no global manifest, cannot be removed: {error:#}");
+        }
+    }
+}
+
+/// A connection that is in no snapshot, although it may carry data of the job to another node: no process has it, and the
+/// kernel still works on it. One with another port than those of the packet rule was closed before the rule was made, and the
+/// process at the other end, whose packets are dropped, has not got all of it; or it is of another program, and soon over.
+fn unsettled(gate: &Gate, launchers: &LauncherConnections) -> std::io::Result<Option<TcpSocket>> {
+    let patience = Instant::now() + NODE_CLOSING_PATIENCE;
+    loop {
+        let all = sockets::all()?;
+        let mut beyond =
+            all.into_iter().filter(|socket| socket.is_unsettled() && socket.is_beyond_loopback());
+        let found = beyond.find(|socket| {
+            gate.blocks(socket.port)
+                || socket.is_closing() && !launchers.has(socket) && gate.is_node(socket.remote)
+        });
+        match found {
+            Some(socket) if !gate.blocks(socket.port) && Instant::now() < patience => {
+                std::thread::sleep(NODE_CLOSING_POLL_INTERVAL);
+            }
+            found => return Ok(found),
         }
     }
 }

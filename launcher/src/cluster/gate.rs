@@ -193,7 +193,8 @@ impl Gate {
     }
 
     /// Asks the coordinator whether this is the address of a node. No, if the attempt is over.
-    fn is_node(&self, address: IpAddr) -> bool {
+    #[must_use]
+    pub fn is_node(&self, address: IpAddr) -> bool {
         let _ = self.host.send(Input::Locate { address });
         let mut state = self.state.lock();
         loop {

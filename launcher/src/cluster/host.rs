@@ -22,7 +22,7 @@ use super::job_network::JobNetwork;
 use super::links::{Joining, Link};
 use super::log_files::LogFiles;
 use super::messages::{End, Message, Restart, StopHow, Welcome};
-use super::sockets;
+use super::sockets::{self, LauncherConnections};
 use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT};
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN, bad_input};
 use anyhow::{Context, Result, anyhow};
@@ -127,6 +127,7 @@ pub struct Cluster {
     notices: Receiver<Notice>,
     thread: JoinHandle<()>,
     network: Option<JobNetwork>,
+    launchers: LauncherConnections,
 }
 
 /// What the thread works with.
@@ -142,6 +143,7 @@ pub(super) struct HostParts {
     pub(super) ports: BTreeSet<u16>,
     /// At node 0: the addresses of all nodes.
     pub(super) addresses: BTreeSet<IpAddr>,
+    pub(super) launchers: LauncherConnections,
 }
 
 impl Cluster {
@@ -151,12 +153,12 @@ impl Cluster {
         (inputs, inbox): (Sender<Input>, Receiver<Input>),
     ) -> Result<Self> {
         let (to_supervisor, notices) = unbounded();
-        let (me, nodes) = (parts.me, parts.settings.nodes);
+        let (me, nodes, launchers) = (parts.me, parts.settings.nodes, parts.launchers);
         let host = Host::new(parts, inputs.clone(), to_supervisor, &welcome);
         let run = move || host.run(&inbox);
         let thread = std::thread::Builder::new().name("nodes".to_owned()).spawn(run);
         let thread = thread.context("cannot start the thread for the other nodes")?;
-        Ok(Self { me, nodes, welcome, inputs, notices, thread, network: None })
+        Ok(Self { me, nodes, welcome, inputs, notices, thread, network: None, launchers })
     }
 
     /// With the network of the job, which is made by a function that is told whether the job has ended meanwhile. If there is
@@ -184,6 +186,12 @@ impl Cluster {
     #[must_use]
     pub fn network(&self) -> Option<&JobNetwork> {
         self.network.as_ref()
+    }
+
+    /// The connections to the other launchers.
+    #[must_use]
+    pub fn launchers(&self) -> LauncherConnections {
+        self.launchers
     }
 
     /// This node's rank.
@@ -303,7 +311,7 @@ struct Host {
 
 impl Host {
     fn new(parts: HostParts, inputs: Sender<Input>, notices: Sender<Notice>, welcome: &Welcome) -> Self {
-        let HostParts { me, settings, links, log, excluded, grace, ports, addresses } = parts;
+        let HostParts { me, settings, links, log, excluded, grace, ports, addresses, launchers: _ } = parts;
         let mut peer = Peer::new(me, settings, Duration::ZERO);
         let usable = welcome.committed.len() - excluded.len();
         peer.exclude(excluded);
@@ -776,7 +784,9 @@ mod tests {
             });
             let me = NodeId { rank: 1, incarnation: 1 };
             let welcome = Welcome { log: String::new(), committed: Vec::new(), network: None };
-            let cluster = Cluster { me, nodes: 2, welcome, inputs, notices, thread, network: None };
+            let launchers = LauncherConnections { port: 1, coordinator: None };
+            let cluster =
+                Cluster { me, nodes: 2, welcome, inputs, notices, thread, network: None, launchers };
             cluster.fail("a disk is full".to_owned(), EXIT_OWN)
         };
         assert_eq!(code(Some(failure("node 0: refused".to_owned(), EXIT_BAD_INPUT))), EXIT_BAD_INPUT);

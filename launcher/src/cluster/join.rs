@@ -8,6 +8,7 @@ use super::links::{self, Joining, Link};
 use super::log_files::LogFiles;
 use super::messages::{HeldPart, Join, Message, Welcome};
 use super::options::Coordinator;
+use super::sockets::LauncherConnections;
 use crate::sys::deadline::{
     NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, NODE_WAIT_REPORT,
 };
@@ -124,6 +125,7 @@ fn gather(member: Member) -> Result<Cluster> {
         grace: member.grace,
         ports: member.ports,
         addresses,
+        launchers: LauncherConnections { port: member.coordinator.port, coordinator: None },
     };
     let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
     cluster.with_network(|welcome, is_over| job_network((&member.coordinator, &own), welcome, local, is_over))
@@ -319,7 +321,9 @@ fn connect(member: Member) -> Result<Cluster> {
                 let links = BTreeMap::from([(0, link)]);
                 let (settings, grace, ports) = (member.settings, member.grace, member.ports.clone());
                 let (log, excluded, addresses) = (None, Vec::new(), BTreeSet::new());
-                let parts = HostParts { me, settings, links, log, excluded, grace, ports, addresses };
+                let launchers = LauncherConnections { port: at.port, coordinator: Some(coordinator) };
+                let parts =
+                    HostParts { me, settings, links, log, excluded, grace, ports, addresses, launchers };
                 let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
                 return cluster.with_network(|welcome, is_over| {
                     job_network((at, &join), welcome, Some(local), is_over)

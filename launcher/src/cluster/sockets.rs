@@ -5,14 +5,17 @@ use crate::sys::deadline::{NODE_CONNECTIONS_PATIENCE, NODE_CONNECTIONS_POLL_INTE
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Instant;
 
+const FIN_WAIT_1: u8 = 4;
 const FIN_WAIT_2: u8 = 5;
 const TIME_WAIT: u8 = 6;
 const CLOSED: u8 = 7;
+const LAST_ACK: u8 = 9;
 const LISTENING: u8 = 10;
+const CLOSING: u8 = 11;
 
 /// A socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +52,32 @@ impl TcpSocket {
     pub fn is_unsettled(&self) -> bool {
         self.inode == 0 && ![FIN_WAIT_2, TIME_WAIT, CLOSED, LISTENING].contains(&self.state)
     }
+
+    /// Whether its process has closed it, and the other end has not confirmed all data.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.inode == 0 && [FIN_WAIT_1, LAST_ACK, CLOSING].contains(&self.state)
+    }
+}
+
+/// The connections between the launchers of a job on several nodes, as this node sees them. None of them is the job's.
+#[derive(Clone, Copy, Debug)]
+pub struct LauncherConnections {
+    /// Where node 0 listens.
+    pub port: u16,
+    /// The address of node 0; `None` at node 0.
+    pub coordinator: Option<IpAddr>,
+}
+
+impl LauncherConnections {
+    /// Whether it is one of them.
+    #[must_use]
+    pub fn has(&self, socket: &TcpSocket) -> bool {
+        match self.coordinator {
+            None => socket.port == self.port,
+            Some(address) => (socket.remote.to_canonical(), socket.remote_port) == (address, self.port),
+        }
+    }
 }
 
 /// All TCP sockets of the calling process's network namespace.
@@ -56,12 +85,30 @@ impl TcpSocket {
 /// # Errors
 /// When procfs cannot be read.
 pub fn all() -> io::Result<Vec<TcpSocket>> {
-    let mut all = parse(&fs::read_to_string("/proc/self/net/tcp")?);
+    all_in(Path::new("/proc/self/net"))
+}
+
+fn all_in(net: &Path) -> io::Result<Vec<TcpSocket>> {
+    let mut all = parse(&fs::read_to_string(net.join("tcp"))?);
     // A kernel without IPv6 does not have it.
-    if let Ok(text) = fs::read_to_string("/proc/self/net/tcp6") {
+    if let Ok(text) = fs::read_to_string(net.join("tcp6")) {
         all.extend(parse(&text));
     }
     Ok(all)
+}
+
+/// One that its process has closed, although the other end has not got all data, among those in the network namespace of the
+/// process `pid`; the other end is connected to one of `remotes`.
+///
+/// # Errors
+/// When procfs cannot be read.
+pub fn closing(pid: i32, remotes: &[SocketAddr]) -> io::Result<Option<TcpSocket>> {
+    if remotes.is_empty() {
+        return Ok(None);
+    }
+    let all = all_in(Path::new(&format!("/proc/{pid}/net")))?;
+    let own = |socket: &TcpSocket| SocketAddr::new(socket.local.to_canonical(), socket.port);
+    Ok(all.into_iter().find(|socket| socket.is_closing() && remotes.contains(&own(socket))))
 }
 
 /// Those of the processes `pids` below `proc`, a directory of procfs.
@@ -154,6 +201,7 @@ fn end(text: &str) -> Option<(IpAddr, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::net::{TcpListener, TcpStream};
 
     #[test]
@@ -174,6 +222,29 @@ mod tests {
         let other = all().unwrap().into_iter().find(is_other).unwrap();
         assert!(other.is_unsettled(), "{other:?}");
         drop(listener);
+    }
+
+    #[test]
+    fn data_that_nobody_has_read_keeps_a_closed_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (local, remote) = (stream.local_addr().unwrap().port(), stream.peer_addr().unwrap().port());
+        let find = || {
+            let is_it = |socket: &TcpSocket| (socket.port, socket.remote_port) == (local, remote);
+            all().unwrap().into_iter().find(is_it).unwrap()
+        };
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[7; 65536]).is_ok() {}
+        assert!(!find().is_closing());
+        drop(stream);
+        assert!(find().is_closing() && find().is_unsettled(), "{:?}", find());
+        let me = std::process::id().cast_signed();
+        let remotes = [SocketAddr::new([127, 0, 0, 1].into(), local)];
+        assert_eq!(closing(me, &remotes).unwrap().unwrap().remote_port, remote);
+        assert!(closing(me, &[]).unwrap().is_none());
+        let mut other = listener.accept().unwrap().0;
+        io::copy(&mut other, &mut io::sink()).unwrap();
+        assert!(!find().is_closing() && closing(me, &remotes).unwrap().is_none(), "{:?}", find());
     }
 
     #[test]

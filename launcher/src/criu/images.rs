@@ -6,7 +6,7 @@
 use prost::Message;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 /// First word of every image.
@@ -101,13 +101,8 @@ fn address(words: &[u32]) -> Option<IpAddr> {
 }
 
 impl InetEntry {
-    fn peer(&self) -> String {
-        let address = match address(&self.peer_address) {
-            Some(IpAddr::V4(four)) => four.to_string(),
-            Some(IpAddr::V6(sixteen)) => format!("[{sixteen}]"),
-            None => "an unknown address".to_owned(),
-        };
-        format!("{address}:{}", self.peer_port)
+    fn peer(&self) -> Option<SocketAddr> {
+        Some(SocketAddr::new(address(&self.peer_address)?.to_canonical(), self.peer_port.try_into().ok()?))
     }
 
     /// Those of both ends.
@@ -187,8 +182,10 @@ pub struct Descriptors {
     pub links: Vec<String>,
     /// Absolute paths of the directories of unix sockets.
     pub socket_directories: BTreeSet<String>,
-    /// Remote ends (address and port) of TCP connections to processes outside of the job.
-    pub outside_tcp: Vec<String>,
+    /// Remote ends of TCP connections of which no process of the job has the other end.
+    pub outside_tcp: Vec<SocketAddr>,
+    /// Remote ends of all TCP connections.
+    pub tcp_peers: Vec<SocketAddr>,
     /// Local ports of TCP sockets that reach beyond the loopback interface.
     pub tcp_ports: BTreeSet<u16>,
     /// Ports, of both ends, of TCP connections that one end has closed for sending, or both.
@@ -240,6 +237,7 @@ impl Descriptors {
         let appended = found.writable.iter().filter(|name| !not_append_only.contains(*name));
         found.append_only = appended.cloned().collect();
         found.outside_tcp = outside(&tcp);
+        found.tcp_peers = tcp.iter().filter(|one| one.is_connected()).filter_map(InetEntry::peer).collect();
         let beyond = tcp.iter().filter(|one| one.is_beyond_loopback());
         found.tcp_ports = beyond.filter_map(|one| u16::try_from(one.source_port).ok()).collect();
         let half_closed = tcp.iter().filter(|one| one.is_half_closed());
@@ -286,7 +284,7 @@ impl Descriptors {
 }
 
 /// Remote ends of established TCP connections of which only one end is in the job.
-fn outside(sockets: &[InetEntry]) -> Vec<String> {
+fn outside(sockets: &[InetEntry]) -> Vec<SocketAddr> {
     const ESTABLISHED: u32 = 1;
     let connected: Vec<_> = sockets
         .iter()
@@ -294,7 +292,7 @@ fn outside(sockets: &[InetEntry]) -> Vec<String> {
         .collect();
     let ends: HashSet<_> = connected.iter().map(|one| (one.source_port, one.peer_port)).collect();
     let one_sided = connected.iter().filter(|one| !ends.contains(&(one.peer_port, one.source_port)));
-    one_sided.map(|one| one.peer()).collect()
+    one_sided.copied().filter_map(InetEntry::peer).collect()
 }
 
 /// Calls `each` for every entry of an image.

@@ -475,6 +475,7 @@ pub(super) fn place(cluster: &Cluster) -> PartPlace {
         node: cluster.rank(),
         nodes: cluster.nodes(),
         network: cluster.network().map(JobNetwork::part),
+        launchers: cluster.launchers(),
     }
 }
 

@@ -187,6 +187,10 @@ pub const NODE_CONNECTIONS_END_TIMEOUT: Duration = Duration::from_secs(20);
 pub const NODE_CONNECTIONS_PATIENCE: Duration = Duration::from_secs(1);
 /// Polling interval for that.
 pub const NODE_CONNECTIONS_POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// In a cut, time for connections of other programs to end.
+pub const NODE_CLOSING_PATIENCE: Duration = Duration::from_millis(100);
+/// Polling interval for that.
+pub const NODE_CLOSING_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// What is sent has to be acknowledged within this time of a check, and twice that for which packets were blocked before.
 pub const NODE_PROGRESS_PATIENCE: Duration = Duration::from_secs(15);
 /// A connection on which nothing comes for this long of a check, and nothing has to, is in order.

@@ -88,6 +88,32 @@ fn a_cut_that_fails_on_one_machine_leaves_the_job_running_on_both() {
     assert_blocks(&job, BLOCKS, &running);
 }
 
+/// A process has sent a message and closed its connection, and the other end has not read all of it: the rest is in the
+/// kernel alone, and would be in no snapshot.
+#[test]
+fn a_message_between_machines_whose_connection_is_closed_is_not_lost() {
+    const MESSAGES: usize = 10;
+    let Some(machines) = machines(2) else { return };
+    let job = Job::messages(machines, MESSAGES);
+    let mut running = job.start();
+    running[1].until("a message that is sent", || (job.lines(1, "messages.txt") == 1).then_some(()));
+    job.until_answering(&mut running);
+    let failed = job.machines.sandboxes[0].call(["checkpoint"]);
+    let text = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && text.contains("was being opened or closed"), "{text}");
+    assert_eq!((job.snapshots(), job.lines(0, "messages.txt")), (vec![0, 0], 0));
+    std::fs::remove_file(job.machines.sandboxes[0].path().join("slow")).unwrap();
+    running[0].until("the message", || (job.lines(0, "messages.txt") == 1).then_some(()));
+    job.checkpoint(&running);
+    running[1].kill_everything();
+    running[0].wait();
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert!(running[1].said().contains("resumed from snapshot"), "{}", running[1].said());
+    assert_eq!([0, 1].map(|node| job.lines(node, "messages.txt")), [MESSAGES; 2]);
+}
+
 /// The packet rule of one machine is not removed after a snapshot, and then after a resume: the connection is named, there
 /// is no such snapshot, and the next try works.
 #[test]
@@ -374,6 +400,8 @@ fn kill(running: &mut [Running], random: &mut fastrand::Rng) {
 fn start_again(job: &Job, running: &mut [Running]) {
     for (node, running) in running.iter_mut().enumerate() {
         if running.has_ended() && !running.wait_status().success() {
+            // Nobody has given anything wrong.
+            assert_ne!(running.wait_status().code(), Some(2), "{}", running.said());
             *running = job.start_one(node);
         }
     }

@@ -278,6 +278,39 @@ fn a_connection_of_which_one_end_is_restored_late() {
     assert_eq!(sandbox.read("log"), "started\npass\n");
 }
 
+/// A process has sent a message and closed its connection, and the other one reads slowly: the rest is in the kernel alone.
+#[test]
+fn a_message_whose_connection_is_closed_is_not_lost() {
+    const MESSAGES: &str = "5";
+    let sandbox = Sandbox::new();
+    let slow = ["receiver", "sender"].map(|dir| sandbox.path().join(dir).join("slow"));
+    for slow in &slow {
+        fs::create_dir(slow.parent().unwrap()).unwrap();
+        fs::write(slow, "").unwrap();
+    }
+    let script = r#"(cd receiver; exec "$@" 0 127.0.0.1 5000 $0) & (cd sender; exec "$@" 1 127.0.0.1 5000 $0); wait $!"#;
+    let program = programs().join("nodes/messages.py");
+    let command = ["--network", "private", "--", "sh", "-c", script, MESSAGES].map(PathBuf::from);
+    let command = || command.iter().cloned().chain([python(), program.clone()]);
+    let lines = |dir| sandbox.read(&format!("{dir}/messages.txt")).lines().count();
+    let mut job = sandbox.start("job", command());
+    job.until("a message that is sent", || (lines("sender") == 1).then_some(()));
+    job.until_answering(&sandbox);
+    let failed = sandbox.call(["checkpoint"]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && said.contains("has not received all data yet"), "{said}");
+    assert_eq!(lines("receiver"), 0);
+    fs::remove_file(&slow[0]).unwrap();
+    job.until("the message", || (lines("receiver") == 1).then_some(()));
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    fs::remove_file(&slow[1]).unwrap();
+    let mut job = sandbox.start("again", command());
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+    assert_eq!([lines("receiver"), lines("sender")], [5, 5]);
+}
+
 macro_rules! programs {
     ($($name:ident),* $(,)?) => {
         $(#[test]

@@ -1,5 +1,5 @@
-//! Which addresses are those of nodes: node 0 knows. A node asks when a connection of its part stands still, since one to any
-//! other machine is none of the snapshot's.
+//! Which addresses are those of nodes: node 0 knows. A node asks when a connection of its part stands still, or was closed
+//! right before a cut, since one to any other machine is none of the snapshot's.
 
 use super::{Host, Message};
 use std::net::IpAddr;

@@ -51,10 +51,21 @@ impl Job {
 
     /// The same; node 0 listens at `host`.
     pub fn stream_to(machines: Machines, blocks: usize, host: &str) -> Self {
+        Self::pair(machines, "stream.py", blocks, host)
+    }
+
+    /// Messages from one machine to the other, each with a connection of its own.
+    pub fn messages(machines: Machines, messages: usize) -> Self {
+        let address = machines.address(0);
+        Self::pair(machines, "messages.py", messages, &address)
+    }
+
+    /// A program for two machines that takes their rank, an address, a port and a number.
+    fn pair(machines: Machines, program: &str, number: usize, host: &str) -> Self {
         Self::new(machines, |_, node| {
-            let program = ckpt_run_tests::programs().join("nodes/stream.py");
+            let program = ckpt_run_tests::programs().join("nodes").join(program);
             let mut command = vec![python().display().to_string(), program.display().to_string()];
-            command.extend([node.to_string(), host.to_owned(), "5000".to_owned(), blocks.to_string()]);
+            command.extend([node.to_string(), host.to_owned(), "5000".to_owned(), number.to_string()]);
             command
         })
     }
