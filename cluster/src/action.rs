@@ -27,9 +27,9 @@ pub struct Settings {
     pub lease: Duration,
     /// For how long a node may hold its tasks in a resume.
     pub load_lease: Duration,
-    /// The time for each of the steps in which the job stands or votes.
+    /// The time for each of the steps in which the job stands.
     pub step_limit: Duration,
-    /// The time for storing or loading a part.
+    /// The time for copying files before the job stands, and for storing or loading a part.
     pub transfer_limit: Duration,
     /// So many failures that a snapshot is to blame for lead to an older one.
     pub tries: u32,
@@ -38,7 +38,7 @@ pub struct Settings {
 impl Settings {
     pub(crate) fn limit(&self, step: Step) -> Duration {
         match step {
-            Step::Store | Step::Load => self.transfer_limit,
+            Step::Prepare | Step::Store | Step::Load => self.transfer_limit,
             _ => self.step_limit,
         }
     }

@@ -12,6 +12,7 @@
 //! After an End each launcher ends its part and exits: who has started the launchers starts them again.
 
 mod locating;
+mod log;
 #[cfg(test)]
 mod measure;
 mod restarting;
@@ -30,6 +31,7 @@ use ckpt_cluster::{
     Action, AttemptId, Blame, Envelope, Event, NodeId, Order, Outcome, Peer, Reason, Settings, Step,
 };
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use log::LogThread;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -73,6 +75,8 @@ pub(super) enum Input {
     SessionEnded {
         ports: BTreeSet<u16>,
     },
+    /// The thread of the log has answered.
+    Log(log::Answer),
     /// Node 0 is about to restart the job.
     Restarting(Restart),
     /// Node 0 restarts it now.
@@ -137,7 +141,9 @@ pub(super) struct HostParts {
     pub(super) links: BTreeMap<u32, Link>,
     /// At node 0.
     pub(super) log: Option<LogFiles>,
+    /// At node 0: snapshots that cannot be resumed, since a part is missing, and the number of the others.
     pub(super) excluded: Vec<AttemptId>,
+    pub(super) usable: usize,
     pub(super) grace: Duration,
     /// Local ports of the job's connections in earlier sessions.
     pub(super) ports: BTreeSet<u16>,
@@ -154,7 +160,8 @@ impl Cluster {
     ) -> Result<Self> {
         let (to_supervisor, notices) = unbounded();
         let (me, nodes, launchers) = (parts.me, parts.settings.nodes, parts.launchers);
-        let host = Host::new(parts, inputs.clone(), to_supervisor, &welcome);
+        let host = Host::new(parts, inputs.clone(), to_supervisor)
+            .context("cannot start the thread for the log of the job's nodes")?;
         let run = move || host.run(&inbox);
         let thread = std::thread::Builder::new().name("nodes".to_owned()).spawn(run);
         let thread = thread.context("cannot start the thread for the other nodes")?;
@@ -280,7 +287,7 @@ struct Host {
     settings: Settings,
     peer: Peer,
     links: BTreeMap<u32, Link>,
-    log: Option<LogFiles>,
+    log: Option<LogThread>,
     grace: Duration,
     ports: BTreeSet<u16>,
     addresses: BTreeSet<IpAddr>,
@@ -310,12 +317,12 @@ struct Host {
 }
 
 impl Host {
-    fn new(parts: HostParts, inputs: Sender<Input>, notices: Sender<Notice>, welcome: &Welcome) -> Self {
-        let HostParts { me, settings, links, log, excluded, grace, ports, addresses, launchers: _ } = parts;
+    fn new(parts: HostParts, inputs: Sender<Input>, notices: Sender<Notice>) -> std::io::Result<Self> {
+        let HostParts { me, settings, links, log, excluded, usable, grace, ports, addresses, .. } = parts;
         let mut peer = Peer::new(me, settings, Duration::ZERO);
-        let usable = welcome.committed.len() - excluded.len();
         peer.exclude(excluded);
-        Self {
+        let log = log.map(|log| LogThread::start(log, inputs.clone())).transpose()?;
+        Ok(Self {
             me,
             begun: Instant::now(),
             settings,
@@ -340,7 +347,7 @@ impl Host {
             is_waiting: false,
             heard: Instant::now(),
             is_over: false,
-        }
+        })
     }
 
     fn now(&self) -> Duration {
@@ -436,6 +443,7 @@ impl Host {
                 self.tell_coordinator(Message::Stop { why, how });
             }
             Input::SessionEnded { ports } => self.session_ended(ports),
+            Input::Log(answer) => self.answered(answer),
             Input::Restarting(restart) => self.announce(restart),
             Input::Resume => self.resume(),
             Input::GiveUp(end) => self.end(end),
@@ -520,16 +528,6 @@ impl Host {
         }
     }
 
-    /// All parts have ended with 0.
-    fn complete(&mut self) {
-        if let Some(Err(error)) = self.log.as_mut().map(LogFiles::set_complete) {
-            tracing::error!("the end of the job cannot be noted: {error}. The next run needs --resume never");
-        }
-        self.tell_all(&Message::Complete);
-        let _ = self.notices.send(Notice::Complete);
-        self.is_over = true;
-    }
-
     fn tell_all(&self, message: &Message) {
         if self.is_coordinator() {
             self.links.values().for_each(|link| link.send(message.clone()));
@@ -592,26 +590,8 @@ impl Host {
                 }
             }
             Action::Read { from } => self.read_log(from),
-            Action::Put { position, record } => {
-                let Some(log) = &self.log else { return };
-                match log.put(position, &record) {
-                    Ok(answer) => self.peer.put(self.now(), position, answer),
-                    // Repeated until there is an answer.
-                    Err(error) => tracing::warn!("the log of the job's nodes cannot be written: {error}"),
-                }
-            }
+            Action::Put { position, record } => self.put_record(position, record),
             Action::Event(event) => self.event(event),
-        }
-    }
-
-    fn read_log(&mut self, from: u64) {
-        let Some(log) = &self.log else { return };
-        match log.read(from) {
-            Ok(records) => self.peer.read(self.now(), from, records),
-            Err(error) => {
-                let why = format!("node 0: the log of the job's nodes cannot be read: {error}");
-                self.end(failure(why, EXIT_OWN));
-            }
         }
     }
 
@@ -631,6 +611,8 @@ impl Host {
             Order::Load { from, .. } => {
                 let gate = self.new_gate(attempt, step);
                 (self.has_session, self.has_part_ended, self.is_waiting) = (true, false, false);
+                // What has come of the session before, after the decision to restart the job.
+                (self.ended, self.failing) = (BTreeSet::new(), None);
                 let from = from.map(|(part, hash)| (part.attempt, hash));
                 let _ = self.notices.send(Notice::Load(Load { gate, from }));
             }
@@ -640,22 +622,24 @@ impl Host {
                 self.peer.finished(self.now(), attempt, step, Outcome::Done);
             }
             Order::Freeze | Order::Dump | Order::Unblock | Order::Thaw | Order::Store | Order::Prove => {
-                // All nodes have agreed, and the job runs on all.
-                if step == Step::Prove && !self.begin_run() {
-                    return;
-                }
-                if let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) {
-                    gate.order(step);
+                // In Prove, all nodes have agreed, and the job runs on all.
+                if step != Step::Prove || !self.begins_run(attempt) {
+                    self.pass_on(attempt, step);
                 }
             }
         }
     }
 
-    /// Node 0: the run begins, if it is a new one. If that cannot be recorded, the job ends.
-    fn begin_run(&mut self) -> bool {
-        let Some(Err(error)) = self.log.as_mut().map(LogFiles::begin) else { return true };
-        self.end(failure(format!("node 0: the log of the job's nodes cannot be written: {error}"), EXIT_OWN));
-        false
+    /// Orders a step of the attempt in progress here. If that has failed meanwhile, nobody performs it.
+    fn pass_on(&mut self, attempt: AttemptId, step: Step) {
+        let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) else { return };
+        match gate.end() {
+            Some(GateEnd::Aborted(reason) | GateEnd::Unknown(reason)) => {
+                let outcome = Outcome::Failed { reason, blame: Blame::Node };
+                self.peer.finished(self.now(), attempt, step, outcome);
+            }
+            _ => gate.order(step),
+        }
     }
 
     /// The processes of an earlier session have ended with its launcher. Waits, in a thread of its own, until the kernel has
@@ -760,12 +744,12 @@ impl Host {
     }
 }
 
-/// Something has failed.
 /// The end of the job, if that has been told already. Notices before it are taken.
 fn told_end(notices: &Receiver<Notice>) -> Option<End> {
     notices.try_iter().find_map(|notice| if let Notice::End(end) = notice { Some(end) } else { None })
 }
 
+/// Something has failed.
 fn failure(why: String, code: i32) -> End {
     End { why, code, is_requested: false, is_saved: false }
 }
@@ -773,6 +757,104 @@ fn failure(why: String, code: i32) -> End {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Of two nodes.
+    fn host(rank: u32) -> (Host, Receiver<Input>, Receiver<Notice>) {
+        let settings = Settings {
+            nodes: 2,
+            parts: 2,
+            beat: HOUR,
+            silence: HOUR,
+            stagger: HOUR,
+            repeat: HOUR,
+            gather: HOUR,
+            lease: HOUR,
+            load_lease: HOUR,
+            step_limit: HOUR,
+            transfer_limit: HOUR,
+            tries: 1,
+        };
+        let ((inputs, inbox), (to_supervisor, notices)) = (unbounded(), unbounded());
+        let parts = HostParts {
+            me: NodeId { rank, incarnation: 1 },
+            settings,
+            links: BTreeMap::new(),
+            log: None,
+            excluded: Vec::new(),
+            usable: 0,
+            grace: HOUR,
+            ports: BTreeSet::new(),
+            addresses: BTreeSet::new(),
+            launchers: LauncherConnections { port: 1, coordinator: None },
+        };
+        (Host::new(parts, inputs, to_supervisor).unwrap(), inbox, notices)
+    }
+
+    fn order(host: &mut Host, attempt: AttemptId, order: Order) {
+        let message = ckpt_cluster::Message::Order { to: host.me, attempt, order };
+        host.receive_snapshot(0, Envelope::new(0, message));
+    }
+
+    /// Has the host do all that there is to do; returns its reports of steps.
+    fn reports(host: &mut Host, inbox: &Receiver<Input>) -> Vec<Outcome> {
+        let mut reports = Vec::new();
+        loop {
+            let actions = host.peer.take_actions();
+            if !actions.is_empty() {
+                for action in actions {
+                    match action {
+                        Action::Send { message: ckpt_cluster::Message::Report { outcome, .. }, .. } => {
+                            reports.push(outcome);
+                        }
+                        action => host.perform_one(action),
+                    }
+                }
+                continue;
+            }
+            match inbox.recv_timeout(Duration::from_millis(100)) {
+                Ok(input) => host.take(input),
+                Err(_) => return reports,
+            }
+        }
+    }
+
+    fn load() -> Order {
+        Order::Load { lease: HOUR, from: None, part: 1, places: Vec::new() }
+    }
+
+    #[test]
+    fn a_step_after_a_failure_is_reported_at_once() {
+        let (mut host, inbox, notices) = host(1);
+        let attempt = AttemptId { epoch: 1, number: 1 };
+        order(&mut host, attempt, Order::End);
+        assert_eq!(reports(&mut host, &inbox), [Outcome::Done]);
+        order(&mut host, attempt, load());
+        assert!(reports(&mut host, &inbox).is_empty());
+        let Some(Notice::Load(Load { gate, .. })) = notices.try_iter().last() else { panic!("no gate") };
+        gate.done(Step::Load, Outcome::Done);
+        // No step is in progress that this could be the end of.
+        gate.fail("the disk is full", Blame::Node);
+        assert_eq!(reports(&mut host, &inbox), [Outcome::Done]);
+        order(&mut host, attempt, Order::Unblock);
+        let outcomes = reports(&mut host, &inbox);
+        let is_failure = |outcome: &Outcome| matches!(outcome, Outcome::Failed { reason, .. } if reason == "the disk is full");
+        assert!(outcomes.iter().any(is_failure), "{outcomes:?}");
+    }
+
+    /// What a part of the session before has sent before its end, after the decision to restart the job.
+    #[test]
+    fn the_end_of_a_part_counts_for_its_session_only() {
+        let (mut host, inbox, _notices) = host(0);
+        host.receive(1, Message::PartEnded { code: 0 });
+        let why = Message::PartEnded { code: 137 };
+        host.receive(1, why);
+        assert!(host.failing.is_some() && host.ended.len() == 1);
+        host.order(AttemptId { epoch: 1, number: 1 }, load());
+        assert!(host.failing.is_none() && host.ended.is_empty());
+        drop(inbox);
+    }
 
     #[test]
     fn a_launcher_that_fails_ends_with_the_code_of_the_job() {

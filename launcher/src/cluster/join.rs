@@ -12,7 +12,7 @@ use super::sockets::LauncherConnections;
 use crate::sys::deadline::{
     NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, NODE_WAIT_REPORT,
 };
-use crate::sys::error::bad_input;
+use crate::sys::error::{BadInput, bad_input};
 use crate::sys::host;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{AttemptId, NodeId, Settings};
@@ -89,19 +89,25 @@ fn gather(member: Member) -> Result<Cluster> {
     let (inputs, inbox) = unbounded();
     let at = &member.coordinator;
     let addresses = member.addresses().with_context(|| format!("cannot resolve the coordinator {at}"))?;
+    let addresses = listened(&at.host, addresses);
     links::listen(&addresses, member.settings.nodes, &member.key, &inputs).with_context(|| {
         format!("node 0 cannot listen at {at} (--coordinator has to be an address of this machine)")
     })?;
     let own = member.join();
     let joined = await_all(&own, at, (&inputs, &inbox));
-    let log =
-        LogFiles::open(&member.job, member.is_anew).context("the log of the job's nodes cannot be opened")?;
-    let (welcome, excluded) = match welcome(&member, &log, &own, &joined) {
-        Ok(chosen) => chosen,
+    let opened = || -> Result<_> {
+        let log = LogFiles::open(&member.job, member.is_anew)
+            .context("the log of the job's nodes cannot be opened")?;
+        Ok((welcome(&member, &log, &own, &joined)?, log))
+    };
+    let (Chosen { welcome, excluded, usable }, log) = match opened() {
+        Ok(opened) => opened,
         Err(error) => {
             let why = format!("{error:#}");
+            // A store that fails may not fail again.
+            let is_transient = !error.is::<BadInput>();
             for Joined { link, .. } in joined.into_values() {
-                link.send(Message::Refused { why: why.clone(), is_transient: false });
+                link.send(Message::Refused { why: why.clone(), is_transient });
                 link.finish();
             }
             return Err(error);
@@ -122,6 +128,7 @@ fn gather(member: Member) -> Result<Cluster> {
         links,
         log: Some(log),
         excluded,
+        usable,
         grace: member.grace,
         ports: member.ports,
         addresses,
@@ -170,22 +177,39 @@ struct Joined {
     machines: (IpAddr, IpAddr),
 }
 
-/// What all nodes are told, and which snapshots cannot be resumed.
-fn welcome(
-    member: &Member,
-    log: &LogFiles,
-    own: &Join,
-    joined: &BTreeMap<u32, Joined>,
-) -> Result<(Welcome, Vec<AttemptId>)> {
+/// Where node 0 listens. Distributions give a machine's own name an address of the loopback interface in its /etc/hosts, at
+/// which no other machine reaches it.
+fn listened(host: &str, addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let is_name = host.parse::<IpAddr>().is_err() && host != "localhost";
+    if !is_name || !addresses.iter().all(|address| address.ip().is_loopback()) {
+        return addresses;
+    }
+    let any = |address: SocketAddr| {
+        let any = if address.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+        SocketAddr::new(any, address.port())
+    };
+    addresses.into_iter().map(any).collect()
+}
+
+/// What all nodes are told, which snapshots cannot be resumed, and the number of those that can be.
+#[derive(Debug)]
+struct Chosen {
+    welcome: Welcome,
+    excluded: Vec<AttemptId>,
+    usable: usize,
+}
+
+fn welcome(member: &Member, log: &LogFiles, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<Chosen> {
     let all: Vec<_> = std::iter::once(own).chain(joined.values().map(|one| &one.join)).collect();
-    let (mut welcome, excluded) = to_resume(log, &all, member.has_to_resume)?;
+    let mut chosen = to_resume(log, &all, member.has_to_resume)?;
     if let Some(range) = member.network_range {
         let machines = joined.values().map(|one| (&one.join, one.machines.0));
         // The address of the first one is not used.
         let nodes: Vec<_> = std::iter::once((own, IpAddr::from([0; 4]))).chain(machines).collect();
-        welcome.network = Some(job_network::plan(range, log.name(), &member.coordinator, &nodes)?);
+        let plan = job_network::plan(range, log.name(), &member.coordinator, &nodes)?;
+        chosen.welcome.network = Some(plan);
     }
-    Ok((welcome, excluded))
+    Ok(chosen)
 }
 
 /// The network of the job at this node, if it has one; `local` is the address of this machine.
@@ -253,16 +277,16 @@ fn mismatch(own: &Join, join: &Join) -> Option<String> {
 }
 
 /// See [`choose`]. With `--resume required`, no snapshot is an error.
-fn to_resume(log: &LogFiles, all: &[&Join], is_required: bool) -> Result<(Welcome, Vec<AttemptId>)> {
+fn to_resume(log: &LogFiles, all: &[&Join], is_required: bool) -> Result<Chosen> {
     let chosen = choose(log, all)?;
-    if is_required && chosen.0.committed.is_empty() {
+    if is_required && chosen.usable == 0 {
         bail!(bad_input(anyhow!("there is nothing to resume: the job has no snapshot of all nodes")));
     }
     Ok(chosen)
 }
 
 /// What the nodes have to know of the log, and which of its snapshots cannot be resumed, since nodes lack their parts.
-fn choose(log: &LogFiles, all: &[&Join]) -> Result<(Welcome, Vec<AttemptId>)> {
+fn choose(log: &LogFiles, all: &[&Join]) -> Result<Chosen> {
     let content = log.log().context("the log of the job's nodes cannot be read")?;
     let lacking = |attempt: AttemptId, hashes: Vec<&str>| {
         let has = |(join, hash): (&&Join, &&str)| {
@@ -299,7 +323,11 @@ fn choose(log: &LogFiles, all: &[&Join]) -> Result<(Welcome, Vec<AttemptId>)> {
             join.rank
         )));
     }
-    Ok((Welcome { log: log.name().to_owned(), committed, network: None }, excluded))
+    let usable = committed.len() - excluded.len();
+    // A long run has more than a message holds: those whose parts are gone concern nobody.
+    let held: BTreeSet<_> = all.iter().flat_map(|join| join.parts.iter().map(|part| part.attempt)).collect();
+    committed.retain(|attempt| held.contains(attempt));
+    Ok(Chosen { welcome: Welcome { log: log.name().to_owned(), committed, network: None }, excluded, usable })
 }
 
 /// How the name of the first log of a job begins.
@@ -320,10 +348,20 @@ fn connect(member: Member) -> Result<Cluster> {
                 let me = NodeId { rank: member.rank, incarnation: join.incarnation };
                 let links = BTreeMap::from([(0, link)]);
                 let (settings, grace, ports) = (member.settings, member.grace, member.ports.clone());
-                let (log, excluded, addresses) = (None, Vec::new(), BTreeSet::new());
+                let (log, excluded, usable, addresses) = (None, Vec::new(), 0, BTreeSet::new());
                 let launchers = LauncherConnections { port: at.port, coordinator: Some(coordinator) };
-                let parts =
-                    HostParts { me, settings, links, log, excluded, grace, ports, addresses, launchers };
+                let parts = HostParts {
+                    me,
+                    settings,
+                    links,
+                    log,
+                    excluded,
+                    usable,
+                    grace,
+                    ports,
+                    addresses,
+                    launchers,
+                };
                 let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
                 return cluster.with_network(|welcome, is_over| {
                     job_network((at, &join), welcome, Some(local), is_over)
@@ -428,7 +466,7 @@ mod tests {
         let (_store, job) = job();
         let log = LogFiles::open(&job, false).unwrap();
         let name = log.name();
-        assert_eq!(choose(&log, &[&node(0, &[]), &node(1, &[])]).unwrap().1, []);
+        assert_eq!(choose(&log, &[&node(0, &[]), &node(1, &[])]).unwrap().excluded, []);
         for (position, number) in [(0, 1), (1, 2)] {
             let attempt = AttemptId { epoch: 1, number };
             let part = |rank, hash: &str| PartRecord { rank, hash: hash.to_owned() };
@@ -437,15 +475,32 @@ mod tests {
         }
         let zero = node(0, &[(name, 1, "a"), (name, 2, "a")]);
         let whole = node(1, &[(name, 1, "b"), (name, 2, "b"), (name, 3, "b")]);
-        let (welcome, excluded) = choose(&log, &[&zero, &whole]).unwrap();
-        assert_eq!((welcome.committed.len(), excluded.len()), (2, 0));
+        let chosen = choose(&log, &[&zero, &whole]).unwrap();
+        assert_eq!((chosen.welcome.committed.len(), chosen.excluded.len(), chosen.usable), (2, 0, 2));
         let newest = AttemptId { epoch: 1, number: 2 };
         for lacking in [node(1, &[(name, 1, "b")]), node(1, &[(name, 1, "b"), (name, 2, "x")])] {
-            assert_eq!(choose(&log, &[&zero, &lacking]).unwrap().1, [newest], "{lacking:?}");
+            let chosen = choose(&log, &[&zero, &lacking]).unwrap();
+            assert_eq!((chosen.excluded, chosen.usable), (vec![newest], 1), "{lacking:?}");
         }
+        // Nobody has any part of the first one.
+        let chosen = choose(&log, &[&node(0, &[(name, 2, "a")]), &node(1, &[(name, 2, "b")])]).unwrap();
+        assert_eq!((chosen.welcome.committed, chosen.usable), (vec![newest], 1));
         for none in [node(1, &[]), node(1, &[("other", 1, "b"), ("other", 2, "b")])] {
             let error = choose(&log, &[&zero, &none]).unwrap_err().to_string();
             assert!(error.contains("lacks the part of node 1"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_the_loopback_interface_is_reached_from_other_machines() {
+        let at = |addresses: &[&str]| -> Vec<SocketAddr> {
+            addresses.iter().map(|address| address.parse().unwrap()).collect()
+        };
+        let listened = |host, addresses: &[&str]| listened(host, at(addresses));
+        assert_eq!(listened("node0", &["127.0.1.1:7", "[::1]:7"]), at(&["0.0.0.0:7", "[::]:7"]));
+        assert_eq!(listened("node0", &["127.0.1.1:7", "10.0.0.1:7"]), at(&["127.0.1.1:7", "10.0.0.1:7"]));
+        for literal in ["127.0.0.1", "localhost"] {
+            assert_eq!(listened(literal, &["127.0.0.1:7"]), at(&["127.0.0.1:7"]));
         }
     }
 

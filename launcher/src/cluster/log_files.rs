@@ -6,7 +6,7 @@
 
 use crate::sys::authentic::{self, FileKey};
 use ckpt_cluster::{AttemptId, Log, PutAnswer, Record};
-use ckpt_snapshot::{JobDir, NodePart, sync_dir, write_atomically};
+use ckpt_snapshot::{JobDir, NodePart, faults, sync_dir, write_atomically};
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -99,6 +99,12 @@ impl LogFiles {
         Ok(())
     }
 
+    /// Whether the run has begun.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
     /// Begins the run, durably: from now on, its snapshots are the ones to resume.
     ///
     /// # Errors
@@ -176,6 +182,7 @@ impl LogFiles {
     /// # Panics
     /// Never: each record has a JSON form.
     pub fn put(&self, position: u64, record: &Record) -> io::Result<PutAnswer> {
+        faults::hit("nodes-log-put")?;
         let line = serde_json::to_string(record).expect("records have a JSON form");
         let (dir, name) = (self.dir(), file_name(position));
         let temporary = dir.join(format!("new-{}", std::process::id()));
