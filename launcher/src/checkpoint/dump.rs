@@ -25,7 +25,7 @@ use crate::job::attempt_logs::prune_attempt_logs;
 use crate::namespace::{DescriptorState, NamespaceError, PeekedQueue, Survey, inside};
 use crate::sys::deadline::{
     CRIU_END_POLL_INTERVAL, CRIU_END_TIMEOUT, CRIU_STOP_TIMEOUT, DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT,
-    SOCKET_OPTIONS_TIMEOUT,
+    LEFT_LINKS_PATIENCE, SOCKET_OPTIONS_TIMEOUT,
 };
 use ckpt_snapshot::{
     AgentsRecord, Directory, FailedProcess, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord,
@@ -195,7 +195,11 @@ impl Attempt<'_> {
                 if let Some(dir) = links::taken_in(&criu_log(&work)) {
                     drop(names);
                     names = links::NamesLock::exclusive(self.freeze_timeout);
-                    links::remove_left(&dir, &self.root(), self.parts.job.namespace.init_pid(), &names);
+                    let init_pid = self.parts.job.namespace.init_pid();
+                    let until = Instant::now() + LEFT_LINKS_PATIENCE;
+                    while links::remove_left(&dir, &self.root(), init_pid, &names) && Instant::now() < until {
+                        std::thread::sleep(DUMP_RETRY_DELAY);
+                    }
                 }
                 // The end of the first preparation would undo the next one.
                 drop(prepared.take());

@@ -90,9 +90,10 @@ pub fn taken_in(log: &str) -> Option<PathBuf> {
 
 /// Deletes the links that killed dumps have left in a directory of the job, whose root is `root`: those of this user's files
 /// that have another name, and that no process outside of the job uses. Nothing may dump the job meanwhile, and without the
-/// lock for this dump alone nothing is deleted.
-pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) {
-    let Ok(entries) = fs::read_dir(inside(root, dir)) else { return };
+/// lock for this dump alone nothing is deleted. Whether there are some that others use: the processes of a job that was killed
+/// may be about to end.
+pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) -> bool {
+    let Ok(entries) = fs::read_dir(inside(root, dir)) else { return false };
     let is_mine = |meta: &Metadata| {
         meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() && meta.nlink() > 1
     };
@@ -106,15 +107,18 @@ pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) {
             left.entry((meta.dev(), meta.ino())).or_default().push(entry.path());
         }
     }
-    if !left.is_empty() {
+    let found = left.len();
+    if found > 0 {
         keep_unused_outside(&mut left, init_pid);
     }
+    let are_used = left.len() < found;
     for path in left.into_values().flatten() {
         match fs::remove_file(&path) {
             Ok(()) => tracing::info!("deleted {}, which a killed checkpoint had left", path.display()),
             Err(error) => tracing::debug!("cannot remove {}: {error}", path.display()),
         }
     }
+    are_used
 }
 
 /// Keeps the files, known by device and inode, that no process outside of the PID namespace of `init_pid` has open or mapped.
@@ -287,14 +291,15 @@ mod tests {
             .unwrap();
         let lock = NamesLock { file: Some(tempfile::tempfile().unwrap()) };
         // There is no such job: every process is outside.
-        remove_left(dir.path(), Path::new("/"), i32::MAX, &NamesLock { file: None });
-        assert!(path("link_remap.1").exists());
-        remove_left(dir.path(), Path::new("/"), i32::MAX, &lock);
-        let is_left =
-            ["link_remap.1", "link_remap.2", "other.3", "link_remap.4"].map(|name| path(name).exists());
+        let remove = |lock: &NamesLock| remove_left(dir.path(), Path::new("/"), i32::MAX, lock);
+        let are_left =
+            || ["link_remap.1", "link_remap.2", "other.3", "link_remap.4"].map(|name| path(name).exists());
+        assert!(!remove(&NamesLock { file: None }) && are_left() == [true; 4]);
+        let (is_used, left) = (remove(&lock), are_left());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(is_left, [false, true, true, true]);
+        assert_eq!((is_used, left), (true, [false, true, true, true]));
+        assert!(!remove(&lock) && are_left() == [false, false, true, true]);
     }
 
     #[test]
