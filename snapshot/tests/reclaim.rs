@@ -241,6 +241,32 @@ fn a_load_looks_once_for_what_was_moved() {
     assert_eq!(lists.load(Ordering::SeqCst) - before, 1);
 }
 
+/// The second time is between the reading of the indexes and that of the chunk.
+#[test]
+fn a_load_finds_what_is_moved_twice() {
+    let memory = Memory::default();
+    let launcher = Arc::new(store(memory.clone()));
+    let (opened, moving) = (AtomicU64::new(0), Arc::clone(&launcher));
+    let medium = Judged::new(memory, move |when, kind, name| {
+        let is_pack = (when, kind) == (When::Before, "open") && name.ends_with(".pack");
+        // The first one, of the first load; then the one that is gone, and the one to which its chunks were moved.
+        if is_pack && opened.fetch_add(1, Ordering::SeqCst) == 2 {
+            remove(&*moving, 2);
+            assert!(moving.reclaim().unwrap().moved_bytes > 0);
+        }
+        Ok(())
+    });
+    let other = store(medium);
+    let parts: Vec<u64> = (1..=40).collect();
+    for (number, parts) in [(1, &parts[..]), (2, &parts[..9]), (3, &parts[..3])] {
+        save(&*launcher, number, parts).unwrap();
+    }
+    holds(&other, 3, &parts[..3]).unwrap();
+    remove(&*launcher, 1);
+    assert!(launcher.reclaim().unwrap().moved_bytes > 0);
+    holds(&other, 3, &parts[..3]).unwrap();
+}
+
 #[test]
 fn an_index_of_a_newer_version_is_refused() {
     let memory = Memory::default();

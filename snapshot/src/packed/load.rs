@@ -9,8 +9,7 @@ use crate::pack::{self, HEADER_BYTES, PackId};
 use crate::read_failure::copy_of;
 use crate::store::{Load, ProgressFn, damaged, recorded};
 use crate::{Damage, Manifest, ReadError};
-use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
@@ -37,23 +36,8 @@ pub fn load(
     wanted: &[Load<'_>],
     progress: ProgressFn,
 ) -> Result<(), ReadError> {
-    let loading = Loading {
-        store,
-        manifest,
-        wanted,
-        progress,
-        packs: OpenPacks::default(),
-        is_fresh: Mutex::default(),
-    };
-    let chunks = loading.plan()?;
-    let runs = match loading.locate(chunks) {
-        Ok(runs) => runs,
-        // Another process may have moved chunks since the indexes were last read.
-        Err(_) => {
-            loading.refresh()?;
-            loading.locate(loading.plan()?)?
-        }
-    };
+    let loading = Loading { store, manifest, wanted, progress, packs: OpenPacks::default() };
+    let runs = loading.runs()?;
     let threads = store.limits.load_threads().min(runs.len());
     let mut buffers: Vec<_> = (0..threads).map(|_| None).collect();
     on_threads(&mut buffers, &runs, |reading, run| {
@@ -64,6 +48,9 @@ pub fn load(
 /// The most memory that the buffers of one thread take (bytes): a block, and what [`Codec::decode`](crate::codec::Codec::decode)
 /// needs.
 pub const THREAD_BYTES: usize = (2 + 3) * CHUNK_BYTES;
+
+/// How often the indexes are read again for a load, since a chunk is in none of them.
+const INDEX_READS: usize = 3;
 
 /// The buffers of one thread.
 struct Reading {
@@ -83,19 +70,18 @@ struct Loading<'a> {
     wanted: &'a [Load<'a>],
     progress: ProgressFn<'a>,
     packs: OpenPacks,
-    /// Whether the indexes were refreshed for this load.
-    is_fresh: Mutex<bool>,
 }
 
 impl Loading<'_> {
-    /// Refreshes the indexes, once. That suffices, since other processes copy chunks before they remove the originals.
-    fn refresh(&self) -> Result<(), ReadError> {
-        let mut is_fresh = self.is_fresh.lock();
-        if !*is_fresh {
+    /// What to read. Another process may have moved chunks since the indexes were last read, and again while they are read.
+    fn runs(&self) -> Result<Vec<Run>, ReadError> {
+        for _ in 0..INDEX_READS {
+            if let Ok(runs) = self.locate(self.plan()?) {
+                return Ok(runs);
+            }
             self.store.refresh()?;
-            *is_fresh = true;
         }
-        Ok(())
+        self.locate(self.plan()?)
     }
 
     fn damaged(&self, damage: Damage) -> ReadError {
@@ -251,26 +237,36 @@ impl Loading<'_> {
         wanted: &Wanted,
         read: &Result<(), ReadError>,
     ) -> Result<(), ReadError> {
-        match read {
-            // The access failed, which says nothing about the chunk.
-            Err(ReadError::Io { .. }) => {}
-            // Another process may have moved the chunk and removed the pack since the indexes were read.
-            Err(_) => self.refresh()?,
-            // The chunk is damaged: the next save stores it again.
-            Ok(()) => self.store.change_index(|index| index.forget(&wanted.id, wrong)),
+        // The chunk is damaged: the next save stores it again.
+        if read.is_ok() {
+            self.store.change_index(|index| index.forget(&wanted.id, wrong));
         }
-        let others = self.store.with_index(|index| index.locations(&wanted.id).to_vec())?;
+        // Another process may have moved the chunk and removed the pack since the indexes were read, and again since then.
+        // An access that fails says nothing about the chunk.
+        let may_be_moved = matches!(read, Err(error) if !matches!(error, ReadError::Io { .. }));
+        let (mut tried, mut is_fresh) = (HashSet::from([(wrong.pack, wrong.entry.offset)]), false);
         let mut reading = Reading::new();
-        for other in others.iter().filter(|other| other.entry.raw_bytes == wanted.bytes) {
-            let (begin, stored_bytes) = (other.entry.offset, other.entry.stored_bytes);
-            let end = begin + u64::from(stored_bytes);
-            if self.read_range(other.pack, begin, end, &mut reading.block).is_err() {
-                continue;
+        loop {
+            let found = self.store.with_index(|index| index.locations(&wanted.id).to_vec())?;
+            let others = found.into_iter().filter(|other| other.entry.raw_bytes == wanted.bytes);
+            let others: Vec<_> =
+                others.filter(|other| tried.insert((other.pack, other.entry.offset))).collect();
+            for other in &others {
+                let (begin, stored_bytes) = (other.entry.offset, other.entry.stored_bytes);
+                let end = begin + u64::from(stored_bytes);
+                if self.read_range(other.pack, begin, end, &mut reading.block).is_err() {
+                    continue;
+                }
+                let stored = &reading.block[..stored_bytes as usize];
+                if let Some(content) = self.store.decode(other, stored, &mut reading.scratch) {
+                    return self.deliver(wanted, content);
+                }
             }
-            let stored = &reading.block[..stored_bytes as usize];
-            if let Some(content) = self.store.decode(other, stored, &mut reading.scratch) {
-                return self.deliver(wanted, content);
+            if !may_be_moved || others.is_empty() && is_fresh {
+                break;
             }
+            self.store.refresh()?;
+            is_fresh = true;
         }
         match read {
             Err(ReadError::Io { step, path, source }) => {
