@@ -413,6 +413,9 @@ pub struct JobStatus {
     /// Ranks of NCCL that others wait for.
     #[serde(default)]
     pub late_ranks: Vec<LateRank>,
+    /// When the watchdog last saw the job work, milliseconds since 1970 UTC; `None` without one.
+    #[serde(default)]
+    pub last_progress_unix_ms: Option<u64>,
 }
 
 #[cfg(test)]

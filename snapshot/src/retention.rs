@@ -82,7 +82,9 @@ pub struct History {
 }
 
 impl History {
-    fn is_abandoned(&self, id: &SnapshotId) -> bool {
+    /// Whether the job was resumed from an older snapshot, and has not returned to this one.
+    #[must_use]
+    pub fn is_abandoned(&self, id: &SnapshotId) -> bool {
         let number = id.sequence();
         self.resumed_from.as_ref() != Some(id)
             && self.abandoned.iter().any(|(first, last)| (*first..=*last).contains(&number))

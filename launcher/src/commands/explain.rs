@@ -6,10 +6,11 @@ use super::print;
 use crate::cli::config::Config;
 use crate::files::inventory::Inventory;
 use crate::job::journal::{Entry, EventKind, Journal};
+use crate::job::resume_point;
 use crate::store::root::Root;
 use crate::store::tiers;
 use anyhow::{Context, Result};
-use ckpt_snapshot::{JobDir, JobOutcome};
+use ckpt_snapshot::{JobDir, JobOutcome, Store};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
@@ -27,6 +28,9 @@ struct Story {
     running: bool,
     /// The launcher was killed, which the journal cannot record.
     died_without_a_word: bool,
+    /// Whether the next run starts from a snapshot.
+    #[serde(skip)]
+    can_be_resumed: bool,
     entries: Vec<Entry>,
     /// Files that the newest snapshot on this machine does not cover.
     uncovered_files: Vec<String>,
@@ -65,7 +69,14 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
     let entries = with_deaths(entries);
     let entries = if all { entries } else { shortened(entries) };
     let uncovered_files = uncovered_files(config, job).unwrap_or_default();
-    Ok(Story { job: job.key().to_string(), running, died_without_a_word, entries, uncovered_files })
+    let can_be_resumed = !died_without_a_word || can_be_resumed(config, job)?;
+    let job = job.key().to_string();
+    Ok(Story { job, running, died_without_a_word, can_be_resumed, entries, uncovered_files })
+}
+
+fn can_be_resumed(config: &Config, job: &JobDir) -> Result<bool> {
+    let store = tiers::open(&config.store, job)?;
+    Ok(!resume_point::of_next_run(job, &store, &store.list()?)?.is_empty())
 }
 
 /// Whether the last launcher has not recorded its end. A job without entries here may run on another machine.
@@ -169,9 +180,14 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
         writeln!(out, "  {:<20}  {:<11}  {}", "newest snapshot", "not covered", print::plain(text))?;
     }
     if story.died_without_a_word {
+        let from = if story.can_be_resumed {
+            "resumes from the newest snapshot"
+        } else {
+            "starts from the beginning"
+        };
         writeln!(
             out,
-            "  {:<20}  {:<11}  {DIED}\n  {:<20}  {:<11}  run the same command again: it resumes from the newest snapshot",
+            "  {:<20}  {:<11}  {DIED}\n  {:<20}  {:<11}  run the same command again: it {from}",
             "then", "died", "", "to do"
         )?;
     }
@@ -280,6 +296,7 @@ mod tests {
         let story = Story {
             job: "j".into(),
             running: false,
+            can_be_resumed: true,
             died_without_a_word: true,
             entries: vec![output(), complete, output(), Entry::new(EventKind::Saved, "saved"), failed],
             uncovered_files: vec!["/work/model: too large".into()],

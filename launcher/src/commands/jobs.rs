@@ -5,13 +5,14 @@ use super::report::effective;
 use crate::cli::args::StopArgs;
 use crate::cli::config::Config;
 use crate::job::journal::{EventKind, Journal};
+use crate::job::resume_point;
 use crate::job::status::cut_text;
 use crate::job::times::{self, Class};
 use crate::observe::control_server::{all_sockets, socket_path};
 use crate::report::failure::{is_closed_output, with_remedy};
 use crate::store::root::Root;
 use crate::store::tiers;
-use crate::sys::deadline::{CALL_TIMEOUT, LAUNCHER_END_TIMEOUT};
+use crate::sys::deadline::{CALL_TIMEOUT, LAUNCHER_END_TIMEOUT, START_POLL_INTERVAL};
 use crate::sys::error::{EXIT_NEGATIVE, EXIT_PREEMPTED, bad_input};
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
@@ -93,21 +94,51 @@ pub fn one_job(config: &Config, named: Option<&str>) -> Result<JobDir> {
     }
 }
 
-fn call(job: &JobDir, request: Request) -> Result<UnixStream> {
-    let path = socket_path(job)?;
-    let mut stream = UnixStream::connect(&path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            anyhow!("the job {} is not running (on this machine, under this user)", job.key())
+/// The connection to the launcher of a job; `None` if nobody listens.
+fn connect(job: &JobDir) -> Result<Option<UnixStream>> {
+    match UnixStream::connect(socket_path(job)?) {
+        Ok(stream) => Ok(Some(stream)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            Ok(None)
         }
-        _ => anyhow!("cannot reach the launcher of the job {}: {error}", job.key()),
-    })?;
-    frame::write(&mut stream, &Call { version: CONTROL_VERSION, request })?;
-    Ok(stream)
+        Err(error) => bail!("cannot reach the launcher of the job {}: {error}", job.key()),
+    }
+}
+
+/// Asks the launcher for what it knows at once. `None` if nobody answers.
+fn ask(job: &JobDir, request: Request) -> Option<Reply> {
+    reply(&mut connect(job).ok()??, request)
+}
+
+fn reply(stream: &mut UnixStream, request: Request) -> Option<Reply> {
+    // It may be stopped, or wait for a store.
+    stream.set_read_timeout(Some(CALL_TIMEOUT)).ok()?;
+    frame::write(stream, &Call { version: CONTROL_VERSION, request }).ok()?;
+    frame::read(stream).ok()
+}
+
+/// Waits while the job is being started or resumed: its launcher listens once it runs.
+fn connect_once_it_runs(job: &JobDir) -> Result<UnixStream> {
+    let mut is_reported = false;
+    loop {
+        if let Some(stream) = connect(job)? {
+            return Ok(stream);
+        }
+        if !job.is_locked() {
+            bail!("the job {} is not running (on this machine, under this user)", job.key());
+        }
+        if !is_reported {
+            tracing::info!("the job {} is being started or resumed: waiting until it runs", job.key());
+            is_reported = true;
+        }
+        std::thread::sleep(START_POLL_INTERVAL);
+    }
 }
 
 /// Sends a request that takes a snapshot, shows its progress, and returns the reply.
 fn call_for_snapshot(job: &JobDir, request: Request) -> Result<Reply> {
-    let mut stream = call(job, request)?;
+    let mut stream = connect_once_it_runs(job)?;
+    frame::write(&mut stream, &Call { version: CONTROL_VERSION, request })?;
     let bar = Bar::new("saving", 0);
     loop {
         match frame::read(&mut stream).context("the launcher closed the connection")? {
@@ -219,6 +250,9 @@ pub struct Status {
     pub outcome: Ending,
     /// The number of snapshots.
     pub snapshots: usize,
+    /// Whether the next run starts from one of them.
+    #[serde(skip)]
+    pub can_be_resumed: bool,
     /// Milliseconds in each class of time, since the first start; empty if nothing is recorded.
     pub time_ms: BTreeMap<Class, u64>,
     /// The report of the launcher.
@@ -287,6 +321,7 @@ pub fn read(
                 running: job.is_locked(),
                 outcome: Ending::Unfinished,
                 snapshots: 0,
+                can_be_resumed: false,
                 time_ms: BTreeMap::new(),
                 launcher: None,
                 error: Some(with_remedy(&error)),
@@ -304,7 +339,8 @@ fn read_one(
     list: &impl Fn(&Tiers) -> Result<Vec<Listed>, ReadError>,
 ) -> Result<Option<Status>> {
     let Some(JobRecord { outcome, .. }) = job.record()? else { return Ok(None) };
-    let snapshots = list(&*tiers::open(&config.store, job)?)?.len();
+    let store = tiers::open(&config.store, job)?;
+    let listed = list(&store)?;
     let running = job.is_locked();
     let launcher = running.then(|| ask_status(job)).flatten();
     let is_remote = job.records_medium().is_some();
@@ -314,7 +350,8 @@ fn read_one(
         job: job.key().to_string(),
         running,
         outcome: Ending::of(outcome, last),
-        snapshots,
+        snapshots: listed.len(),
+        can_be_resumed: !resume_point::of_next_run(job, &store, &listed)?.is_empty(),
         time_ms: time_ms.unwrap_or_default(),
         launcher,
         error: None,
@@ -327,11 +364,9 @@ fn read_one(
 /// # Errors
 /// When stdout cannot be written.
 pub fn running(json: bool) -> Result<i32> {
-    let of_socket = |path: &PathBuf| {
-        let mut stream = UnixStream::connect(path).ok()?;
-        stream.set_read_timeout(Some(CALL_TIMEOUT)).ok()?;
-        frame::write(&mut stream, &Call { version: CONTROL_VERSION, request: Request::Status }).ok()?;
-        status_from(&mut stream)
+    let of_socket = |path: &PathBuf| match reply(&mut UnixStream::connect(path).ok()?, Request::Status)? {
+        Reply::Status(status) => Some(*status),
+        _ => None,
     };
     let all: Vec<_> = all_sockets().iter().filter_map(of_socket).collect();
     if json {
@@ -357,21 +392,24 @@ pub fn running(json: bool) -> Result<i32> {
 /// The last lines that the running job has written. `None` if its launcher cannot say.
 #[must_use]
 pub fn output(job: &JobDir) -> Option<String> {
-    match frame::read(&mut call(job, Request::Output).ok()?).ok()? {
+    match ask(job, Request::Output)? {
         Reply::Output(text) => Some(text),
         _ => None,
     }
 }
 
 fn ask_status(job: &JobDir) -> Option<JobStatus> {
-    status_from(&mut call(job, Request::Status).ok()?)
-}
-
-fn status_from(stream: &mut UnixStream) -> Option<JobStatus> {
-    match frame::read(stream).ok()? {
+    match ask(job, Request::Status)? {
         Reply::Status(status) => Some(*status),
         _ => None,
     }
+}
+
+/// When the watchdog last saw a running job work, milliseconds since 1970 UTC; `None` without a watchdog. If its launcher
+/// does not answer, that may be any time ago.
+#[must_use]
+pub fn last_progress_unix_ms(job: &JobDir) -> Option<u64> {
+    ask_status(job).map_or(Some(0), |status| status.last_progress_unix_ms)
 }
 
 /// The snapshots in the memory of the job's launcher, oldest first.
@@ -384,25 +422,26 @@ pub fn held(job: &JobDir) -> Vec<Held> {
 /// Whether the job is running, and how it ended.
 #[must_use]
 pub fn state(status: &Status) -> String {
+    let again = match status.can_be_resumed {
+        true => "run it again to resume",
+        false => "run it again to start from the beginning: there is no snapshot to resume from",
+    };
     match (status.running, status.outcome) {
         (true, _) if status.launcher.as_ref().is_some_and(|launcher| launcher.restart_s.is_some()) => {
             "waiting for its restart".to_owned()
         }
         (true, _) => "running".to_owned(),
         (false, Ending::Complete) => "complete".to_owned(),
-        (false, Ending::Failed { code }) => format!("ended with {code}; run it again to resume"),
-        (false, Ending::Stopped { code: EXIT_PREEMPTED }) => "stopped; run it again to resume".to_owned(),
-        (false, Ending::Stopped { code }) => {
-            format!("stopped by its user, with {code}; run it again to resume")
-        }
+        (false, Ending::Failed { code }) => format!("ended with {code}; {again}"),
+        (false, Ending::Stopped { code: EXIT_PREEMPTED }) => format!("stopped; {again}"),
+        (false, Ending::Stopped { code }) => format!("stopped by its user, with {code}; {again}"),
         (false, Ending::NotStarted) => {
             "could not be started or resumed; `ckpt-run explain` says why".to_owned()
         }
         (false, Ending::Unfinished) if status.is_remote => {
-            "runs on another machine, or died with its launcher; if it died, run it again to resume"
-                .to_owned()
+            format!("runs on another machine, or died with its launcher; if it died, {again}")
         }
-        (false, Ending::Unfinished) => "died with its launcher; run it again to resume".to_owned(),
+        (false, Ending::Unfinished) => format!("died with its launcher; {again}"),
     }
 }
 
@@ -413,7 +452,10 @@ fn unread(bytes: u64) -> String {
 /// The report of the job's launcher, one line per fact.
 #[must_use]
 pub fn report(status: &Status) -> Vec<String> {
-    let Some(launcher) = &status.launcher else { return Vec::new() };
+    let Some(launcher) = &status.launcher else {
+        let silent = "  launcher         does not answer: it is starting or resuming the job, or is stopped";
+        return status.running.then(|| silent.to_owned()).into_iter().collect();
+    };
     let started = print::ago(launcher.started_unix_ms);
     let mut lines = vec![format!("  launcher         process {}, started {started}", launcher.launcher_pid)];
     if let Some(failure) = &launcher.last_job_failure {

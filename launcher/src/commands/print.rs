@@ -16,6 +16,27 @@ pub fn json(value: &impl Serialize) -> Result<i32> {
     Ok(0)
 }
 
+/// The same for a command whose work is done; returns `code`, also if the reader has closed the output.
+///
+/// # Errors
+/// When stdout cannot be written for another reason.
+pub fn json_with(value: &impl Serialize, code: i32) -> Result<i32> {
+    let text = serde_json::to_string_pretty(value)?;
+    printed(writeln!(io::stdout(), "{text}"), code)
+}
+
+/// The exit code of a command whose work is done, and whose result was printed: `code`, also if the reader has closed the
+/// output.
+///
+/// # Errors
+/// When stdout cannot be written for another reason.
+pub fn printed(result: io::Result<()>, code: i32) -> Result<i32> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(code),
+    }
+}
+
 /// Prints columns as wide as their widest cell; returns exit code 0.
 ///
 /// # Errors

@@ -1,20 +1,18 @@
 //! Commands that delete snapshots: `rm`, `prune`.
 
-use super::jobs::{each, jobs};
+use super::jobs::{each, jobs, last_progress_unix_ms};
 use super::print;
 use super::snapshots::find_to_change;
 use crate::cli::args::RmArgs;
 use crate::cli::config::Config;
 use crate::files::held as held_files;
-use crate::job::deletion;
+use crate::job::{deletion, resume_point};
 use crate::restore::kept;
 use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
-use ckpt_snapshot::{
-    History, JobDir, JobOutcome, Listed, Marks, OpenError, Retention, SnapshotId, Store, Tiers,
-};
+use ckpt_snapshot::{History, JobDir, JobOutcome, Listed, OpenError, Retention, SnapshotId, Store, Tiers};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -89,7 +87,9 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
             say_removed(&one.id, job.key().as_str(), args.dry_run)?;
         }
         let what = if args.dry_run { "would remove" } else { "removed" };
-        writeln!(io::stdout(), "{what} the job {}: its record, journal, logs and kept files", job.key())?;
+        let said =
+            writeln!(io::stdout(), "{what} the job {}: its record, journal, logs and kept files", job.key());
+        print::printed(said, 0)?;
     }
     Ok(0)
 }
@@ -107,14 +107,14 @@ fn remove_of_job(config: &Config, found: &[(JobDir, SnapshotId)], dry_run: bool)
             kept::delete_kept_of(job, id);
             held_files::delete(job, id);
         }
-        anyhow::Ok(say_removed(id, job.key().as_str(), dry_run)?)
+        say_removed(id, job.key().as_str(), dry_run)
     });
     let reclaimed = if dry_run { Ok(()) } else { reclaim(config, &store, job) };
     removed.and(reclaimed)
 }
 
-/// Why a snapshot should stay, when all of `deleted` go: the user has marked it, or it is the last one of a job that
-/// has not ended with 0.
+/// Why a snapshot should stay, when all of `deleted` go: the user has marked it, or it is the last one from which the next
+/// run of the job can be resumed.
 fn protection(
     config: &Config,
     job: &JobDir,
@@ -130,20 +130,30 @@ fn protection(
             return Ok(Some(format!("{id} has the tag {tag:?} (`ckpt-run untag {id} {tag}`)")));
         }
     }
-    let is_complete = job.record()?.is_some_and(|record| record.outcome == JobOutcome::Complete);
     let deleted: BTreeSet<_> =
         deleted.iter().filter(|(other, _)| other.key() == job.key()).map(|(_, id)| id).collect();
-    let all = tiers::open(&config.store, job)?.list()?;
-    let is_any_left = all.iter().any(|listed| listed.manifest.is_ok() && !deleted.contains(&listed.id));
-    let is_last = !is_complete && !is_any_left;
+    let store = tiers::open(&config.store, job)?;
+    let all = store.list()?;
+    let candidates = resume_point::of_next_run(job, &store, &all)?;
+    let is_usable = |id: &SnapshotId| {
+        let is_readable = all.iter().any(|listed| listed.id == *id && listed.manifest.is_ok());
+        is_readable && !marks.is_bad(id)
+    };
+    let is_any_left = candidates.iter().any(|id| is_usable(id) && !deleted.contains(id));
+    let is_last = candidates.contains(id) && is_usable(id) && !is_any_left;
     Ok(is_last.then(|| {
-        format!("{id} is the last snapshot of the job {}, which would start from the beginning", job.key())
+        format!(
+            "{id} is the last snapshot from which the job {} can be resumed: it would start from the beginning",
+            job.key()
+        )
     }))
 }
 
-fn say_removed(id: &SnapshotId, job: &str, dry_run: bool) -> io::Result<()> {
+/// The work goes on if nobody reads what is said.
+fn say_removed(id: &SnapshotId, job: &str, dry_run: bool) -> Result<()> {
     let what = if dry_run { "would remove" } else { "removed" };
-    writeln!(io::stdout(), "{what} {id} of job {job}")
+    print::printed(writeln!(io::stdout(), "{what} {id} of job {job}"), 0)?;
+    Ok(())
 }
 
 /// Reclaims the space of deleted snapshots, unless the job is running: its launcher does so after its next checkpoint.
@@ -188,7 +198,13 @@ struct Pruned {
 }
 
 /// What is kept (oldest first) besides the newest snapshots, and why.
-fn kept_for_a_reason(kept: &[Listed], retention: &Retention, marks: &Marks, job: &JobDir) -> Vec<String> {
+fn kept_for_a_reason(
+    kept: &[Listed],
+    retention: &Retention,
+    history: &History,
+    job: &JobDir,
+) -> Result<Vec<String>> {
+    let marks = job.marks()?;
     let older = &kept[..kept.len().saturating_sub(retention.keep)];
     let reason = |one: &Listed| {
         let id = &one.id;
@@ -201,11 +217,13 @@ fn kept_for_a_reason(kept: &[Listed], retention: &Retention, marks: &Marks, job:
             format!("it cannot be read: {error}")
         } else if retention.every.is_some() {
             "--keep-every".to_owned()
+        } else if history.last_progress_unix_ms.is_some() {
+            "if the job hangs, it is resumed from this one (--hang-timeout)".to_owned()
         } else {
             "the newer ones do not count: they were left behind, or failed to restore".to_owned()
         }
     };
-    older.iter().map(|one| format!("kept {} of job {}: {}", one.id, job.key(), reason(one))).collect()
+    Ok(older.iter().map(|one| format!("kept {} of job {}: {}", one.id, job.key(), reason(one))).collect())
 }
 
 /// `ckpt-run prune`.
@@ -222,10 +240,15 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
         }
         let store = tiers::open(&config.store, job)?;
         let all = store.list()?;
-        let abandoned = job.record()?.map(|record| record.abandoned).unwrap_or_default();
-        let history = History { abandoned, ..History::default() };
+        // A job that runs may hang.
+        let last_progress = job.is_locked().then(|| last_progress_unix_ms(job)).flatten();
+        let history = tiers::history(job, last_progress)?;
         for id in tiers::prunable(&store, &retention, &job.marks()?, &history)? {
             if !dry_run {
+                // It may have been marked meanwhile.
+                if job.marks()?.is_kept(&id) {
+                    continue;
+                }
                 tiers::remove_local(&store, job, &id)?;
             }
             pruned.push(Pruned { id, job: job.key().to_string(), removed: !dry_run });
@@ -235,7 +258,7 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
         }
         let is_kept = |listed: &Listed| pruned.iter().all(|gone| gone.id != listed.id);
         let kept: Vec<_> = all.into_iter().filter(is_kept).collect();
-        Ok((pruned, kept_for_a_reason(&kept, &retention, &job.marks()?, job)))
+        Ok((pruned, kept_for_a_reason(&kept, &retention, &history, job)?))
     })?;
     let (pruned, kept): (Vec<_>, Vec<_>) = done.into_iter().unzip();
     let pruned: Vec<_> = pruned.into_iter().flatten().collect();

@@ -18,8 +18,8 @@ use crate::sys::secrets;
 use anyhow::{Result, anyhow, bail};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::{
-    DataFile, FailedProcess, JobDir, Manifest, Mark, Marks, NodePart, OpenFile, PlacedSnapshot, ReadError,
-    SnapshotId, Store, Tier,
+    DataFile, FailedProcess, History, JobDir, Manifest, Mark, Marks, NodePart, OpenFile, PlacedSnapshot,
+    ReadError, SnapshotId, Store, Tier,
 };
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -68,11 +68,14 @@ fn add_held(rows: &mut Vec<Row>, job: &JobDir, held: Vec<Held>) {
 }
 
 impl Row {
-    fn new(job: &JobDir, placed: &PlacedSnapshot, marks: &Marks) -> Self {
+    fn new(job: &JobDir, placed: &PlacedSnapshot, marks: &Marks, history: &History) -> Self {
         let listed = &placed.listed;
         let manifest = listed.manifest.as_ref().ok();
         let mark = marks.of(&listed.id);
         let state = match (&listed.manifest, marks.why_bad(&listed.id)) {
+            (Ok(_), None) if history.is_abandoned(&listed.id) => {
+                "abandoned: the job was resumed from an older one".to_owned()
+            }
             (Ok(manifest), None) => state_of_part(job, manifest).unwrap_or_else(|| "committed".to_owned()),
             (Ok(_), Some(why)) => format!("bad: {why}"),
             (Err(error), _) => error.to_string(),
@@ -120,9 +123,10 @@ impl Row {
 pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
     let (rows, code) = each(&jobs(config, &root, named)?, |job| {
-        let marks = job.marks()?;
+        let (marks, history) = (job.marks()?, tiers::history(job, None)?);
         let placed = tiers::open(&config.store, job)?.placed()?;
-        let mut of_job: Vec<_> = placed.iter().map(|placed| Row::new(job, placed, &marks)).collect();
+        let mut of_job: Vec<_> =
+            placed.iter().map(|placed| Row::new(job, placed, &marks, &history)).collect();
         add_held(&mut of_job, job, held(job));
         of_job.sort_by(|one, other| one.id.cmp(&other.id));
         Ok(of_job)
@@ -381,20 +385,17 @@ pub fn verify(config: &Config, text: Option<&str>, tier: Option<TierName>, json:
     }
     let code = if verdicts.iter().all(|verdict| verdict.sound) { left_out } else { EXIT_NEGATIVE };
     if json {
-        print::json(&verdicts)?;
-        return Ok(code);
+        return print::json_with(&verdicts, code);
     }
     let mut out = io::stdout().lock();
-    for verdict in &verdicts {
-        match &verdict.damage {
-            None => {
-                let bytes = print::bytes(verdict.bytes);
-                writeln!(out, "{}  {}: sound, {bytes}", verdict.id, verdict.tier)?;
-            }
-            Some(damage) => writeln!(out, "{}  {}: DAMAGED: {damage}", verdict.id, verdict.tier)?,
+    let said = verdicts.iter().try_for_each(|verdict| match &verdict.damage {
+        None => {
+            let bytes = print::bytes(verdict.bytes);
+            writeln!(out, "{}  {}: sound, {bytes}", verdict.id, verdict.tier)
         }
-    }
-    Ok(code)
+        Some(damage) => writeln!(out, "{}  {}: DAMAGED: {damage}", verdict.id, verdict.tier),
+    });
+    print::printed(said, code)
 }
 
 /// The verdict on a snapshot in a tier; `None` if it was removed meanwhile.

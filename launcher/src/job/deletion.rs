@@ -6,7 +6,7 @@
 
 use crate::store::options::StoreOptions;
 use crate::store::tiers;
-use crate::sys::error::bad_input;
+use crate::sys::error::{EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_object_medium::Options;
 use ckpt_snapshot::medium::{DirMedium, Medium};
@@ -98,7 +98,8 @@ fn unfinished(record: &JobRecord) -> Option<String> {
     match record.outcome {
         JobOutcome::Complete => None,
         JobOutcome::Unfinished => Some("it is running, was preempted, or its launcher was killed".to_owned()),
-        JobOutcome::Failed { code } => Some(format!("its command failed with exit code {code}")),
+        JobOutcome::Failed { code: EXIT_PREEMPTED } => Some("it was preempted or stopped".to_owned()),
+        JobOutcome::Failed { code } => Some(format!("it ended with exit code {code}")),
     }
 }
 

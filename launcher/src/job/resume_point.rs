@@ -135,6 +135,16 @@ pub fn of_present_run(dir: &JobDir, store: &Tiers) -> Result<Vec<SnapshotId>> {
     Ok(of_history(store, &listed, &record))
 }
 
+/// Those of `listed`, all of the job's snapshots, from which its next run may be resumed, oldest first.
+///
+/// # Errors
+/// When the job's record cannot be read.
+pub fn of_next_run(dir: &JobDir, store: &Tiers, listed: &[Listed]) -> Result<Vec<SnapshotId>> {
+    let record = dir.record()?.unwrap_or_else(|| rebuilt(listed));
+    let is_over = record.outcome == JobOutcome::Complete;
+    Ok(if is_over { Vec::new() } else { of_history(store, listed, &record) })
+}
+
 /// A job whose processes fail again and again gets on without them: what is not doubtful would be too old for it.
 const DOUBT_REACH: Duration = Duration::from_secs(2 * 3600);
 

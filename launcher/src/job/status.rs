@@ -107,6 +107,7 @@ impl SharedStatus {
         let left = |at: Instant| at.saturating_duration_since(Instant::now()).as_secs_f64();
         status.next_checkpoint_s = self.next_checkpoint.lock().map(left);
         status.restart_s = self.restart.lock().map(left);
+        status.last_progress_unix_ms = self.last_progress_unix_ms();
         status
     }
 

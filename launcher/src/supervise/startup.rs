@@ -62,8 +62,8 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let cwd = std::env::current_dir().context("cannot determine the working directory")?;
     check_privileges(config)?;
     let criu = Criu::find(config.criu.as_deref());
-    // A CRIU that was named is an input of the user; a machine without CRIU is not.
-    let criu = criu.map_err(|error| if config.criu.is_some() { bad_input(error) } else { error.into() })?;
+    // Another try is of no use before somebody has changed the machine, or --criu.
+    let criu = criu.map_err(bad_input)?;
     if matches!(config.precopy, Precopy::Rounds(_)) && !criu.tracks_memory() {
         return Err(bad_input(anyhow!(
             "--precopy with a number of rounds needs a kernel that tracks changes to memory (CONFIG_MEM_SOFT_DIRTY), and {} says that this one does not: use --precopy auto, or off",

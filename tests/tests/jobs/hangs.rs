@@ -68,6 +68,11 @@ fn a_deadlocked_job_is_restarted_from_before_the_deadlock() {
     std::thread::sleep(Duration::from_millis(500));
     job.checkpoint(&sandbox);
     let within = job.checkpoint(&sandbox);
+    let pruned = sandbox.ok(["prune", "--keep", "1"]);
+    assert!(
+        pruned.contains(&format!("kept {before} of job ")) && pruned.contains("if the job hangs"),
+        "{pruned}"
+    );
     until("a restart", || sandbox.read("messages").contains("resumed from snapshot").then_some(()));
     let messages = sandbox.read("messages");
     assert!(messages.contains(&format!("resumed from snapshot {before}")), "not {within}: {messages}");

@@ -217,7 +217,7 @@ fn other_commands_list_and_delete_snapshots() {
     }
     // All of an unfinished job's.
     let refused = sandbox.call(["rm", &ids[1], &ids[2], &ids[3]]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("is the last snapshot of the job"));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is the last snapshot from which the job"));
     assert_eq!((refused.status.code(), sandbox.snapshots()), (Some(2), ids[1..].to_vec()));
     assert!(sandbox.ok(["prune", "--keep", "2", "--dry-run"]).contains(&format!("would remove {}", ids[1])));
     assert_eq!(sandbox.snapshots(), ids[1..]);
@@ -435,6 +435,18 @@ fn an_exit_right_after_a_resume_is_noticed() {
         assert_eq!(job.wait(), 4, "round {round}: {}", job.said());
     }
     assert_eq!(sandbox.read("begun"), "begun\n");
+}
+
+/// Before anything is made. Another try does not help.
+#[test]
+fn a_machine_without_criu_is_bad_input() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(["--", "/bin/true"]);
+    command.env_remove("CKPT_CRIU").env("PATH", sandbox.path());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("CRIU is not installed"), "{said}");
+    assert!(!sandbox.store.exists());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! jobs that cannot be read, how a job ended, what it wrote before, and what a tag names.
 
 use crate::supervisor::{touch, until_ready};
+use ckpt_run_tests::packs::objects;
 use ckpt_run_tests::{Running, Sandbox, python, schema, until};
 use rustix::process::Signal;
 use std::fs::{self, Permissions};
@@ -28,6 +29,13 @@ fn prepared() -> (Sandbox, Running) {
     let mut job = start(&sandbox, "job", "--lr=1");
     until_ready(&mut job, &sandbox);
     (sandbox, job)
+}
+
+/// A command has ended with that exit code, and has said so.
+fn is_answered(output: std::process::Output, code: i32, expected: &str) {
+    let said =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    assert!(output.status.code() == Some(code) && said.contains(expected), "{:?}: {said}", output.status);
 }
 
 #[test]
@@ -164,11 +172,6 @@ fn root_does_not_take_over_a_users_store() {
 #[test]
 fn mistakes_are_answered_with_what_was_meant() {
     let (sandbox, mut job) = prepared();
-    let is_answered = |output: std::process::Output, code: i32, wanted: &str| {
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{said}");
-        assert!(said.contains(wanted), "{wanted}: {said}");
-    };
     is_answered(sandbox.call(["train.py"]), 127, "Did you mean `ckpt-run python3 train.py`?");
     is_answered(sandbox.call(["./train.py"]), 126, "Did you mean `ckpt-run python3 ./train.py`?");
     is_answered(sandbox.call(["--store", "s3:/models/a", "ls"]), 2, "Did you mean s3://models/a?");
@@ -196,6 +199,110 @@ fn mistakes_are_answered_with_what_was_meant() {
     touch(&sandbox, "go");
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains("job named: 2 snapshots (paused for "), "{}", job.said());
+}
+
+/// Of two snapshots the older one is resumed: the newer one does not keep the job from starting at its beginning.
+#[test]
+fn the_last_snapshot_to_resume_from_is_kept_and_named() {
+    let (sandbox, mut job) = prepared();
+    let ids = [job.checkpoint(&sandbox), job.checkpoint(&sandbox)];
+    job.kill_everything();
+    let mut job = sandbox.start(
+        "older",
+        ["--resume", "1", "--job", "named", "--files", "off", "--"].into_iter().chain([
+            python().to_str().unwrap(),
+            "train.py",
+            "--lr=1",
+        ]),
+    );
+    job.until_answering(&sandbox);
+    let listed = sandbox.ok(["ls"]);
+    let line = |id: &str| listed.lines().find(|line| line.starts_with(id)).unwrap().to_owned();
+    assert!(line(&ids[0]).ends_with("committed"), "{listed}");
+    assert!(line(&ids[1]).contains("abandoned: the job was resumed from an older one"), "{listed}");
+    job.kill_everything();
+    assert!(sandbox.ok(["status"]).contains("died with its launcher; run it again to resume, 2 snapshots"));
+    let refused = sandbox.call(["rm", &ids[0]]);
+    is_answered(refused, 2, "is the last snapshot from which the job named can be resumed");
+    let whole = sandbox.call(["rm", "--whole-job", "named"]);
+    is_answered(whole, 2, "it is running, was preempted, or its launcher was killed");
+    sandbox.ok(["rm", &ids[1]]);
+    sandbox.ok(["rm", "--force", &ids[0]]);
+    let status = sandbox.ok(["status"]);
+    assert!(status.contains("run it again to start from the beginning: there is no snapshot"), "{status}");
+    let told = sandbox.ok(["explain"]);
+    assert!(told.contains("run the same command again: it starts from the beginning"), "{told}");
+}
+
+/// A launcher that is stopped, or that waits for a disk, does not keep commands waiting.
+#[test]
+fn a_launcher_that_does_not_answer_is_named() {
+    let (sandbox, mut job) = prepared();
+    job.until_answering(&sandbox);
+    let id = job.checkpoint(&sandbox);
+    job.signal(Signal::STOP);
+    let sandbox = &sandbox;
+    let [status, listed, logs] = std::thread::scope(|scope| {
+        [&["status"][..], &["ls"], &["logs"]]
+            .map(|arguments| scope.spawn(move || sandbox.call(arguments)))
+            .map(|call| call.join().unwrap())
+    });
+    job.signal(Signal::CONT);
+    is_answered(status, 0, "launcher         does not answer");
+    is_answered(listed, 0, &id);
+    assert!(logs.status.code().is_some());
+    touch(sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+}
+
+/// `checkpoint` and `stop` wait for a job that is being resumed.
+#[test]
+fn a_job_that_is_being_resumed_is_waited_for() {
+    let (mut sandbox, mut job) = prepared();
+    job.until_answering(&sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    touch(&sandbox, "hold");
+    let hold = format!("load-images=hold:{}", sandbox.path().join("hold").display());
+    sandbox.variables.push(("CKPT_FAULT".to_owned(), hold));
+    let mut job = start(&sandbox, "resumed", "--lr=1");
+    job.until("a resume", || sandbox.read("resumed.err").contains("load-images").then_some(()));
+    let mut calls = ["checkpoint", "stop"].map(|command| sandbox.start(command, [command]));
+    for (call, name) in calls.iter_mut().zip(["checkpoint.err", "stop.err"]) {
+        call.until("a message", || sandbox.read(name).contains("is being started or resumed").then_some(()));
+    }
+    fs::remove_file(sandbox.path().join("hold")).unwrap();
+    for call in &mut calls {
+        assert_eq!(call.wait(), 0, "{}{}", call.said(), job.said());
+    }
+    assert_eq!(job.wait(), 75, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+}
+
+/// What a command does, and its exit code, do not depend on a reader of its output.
+#[test]
+fn commands_whose_reader_is_gone_do_their_work() {
+    let (sandbox, mut job) = prepared();
+    let ids: Vec<_> = (0..3).map(|_| job.checkpoint(&sandbox)).collect();
+    job.kill_everything();
+    let unread = |arguments: &[&str]| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        sandbox.command(arguments).stdout(writer).status().unwrap().code()
+    };
+    assert_eq!(unread(&["rm", &ids[0], &ids[1]]), Some(0));
+    assert_eq!(sandbox.snapshots(), ids[2..]);
+    for path in objects(&sandbox) {
+        if path.extension().is_some_and(|extension| extension == "pack") {
+            let mut pack = fs::read(&path).unwrap();
+            let middle = pack.len() / 2;
+            pack[middle..].iter_mut().for_each(|byte| *byte ^= 1);
+            fs::write(&path, pack).unwrap();
+        }
+    }
+    for options in [&["verify", "--all"][..], &["verify", "--all", "--json"]] {
+        assert_eq!(unread(options), Some(1));
+    }
 }
 
 /// `ckpt-run CMD | head`: without its reader, a job that then fails is over.
