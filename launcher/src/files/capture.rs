@@ -27,14 +27,14 @@ use crate::files::sources::StagedFile;
 use crate::files::staging::StagedDir;
 use crate::files::tracking::Record;
 use crate::files::walk::MountPoints;
-use crate::namespace::inside;
+use crate::namespace::{inside, numbers_in};
 use crate::sys::deadline::FILE_RETRY_INTERVAL;
 use ckpt_snapshot::chunk::ChunkId;
 use ckpt_snapshot::{RelPath, Source, faults};
 use procfs_core::FromBufRead;
 use procfs_core::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
 use rustix::fs::FsWord;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -97,6 +97,8 @@ pub struct Capture<'a> {
     deadline: Option<Instant>,
     /// Inodes of files whose leases an open for reading would break.
     leased: HashSet<u64>,
+    /// Which file systems, by device number, are a tmpfs.
+    tmpfs: HashMap<u64, bool>,
     /// What the job writes after the snapshot is recorded there.
     record: Option<&'a Record>,
 }
@@ -163,6 +165,7 @@ impl<'a> Capture<'a> {
             prepared: BTreeMap::new(),
             inventory,
             contents: Vec::new(),
+            tmpfs: HashMap::new(),
             copied_bytes: 0,
             unwritten_bytes: 0,
             names: 0,
@@ -195,9 +198,13 @@ impl<'a> Capture<'a> {
     }
 
     /// Copies what has changed since the last snapshot, while the job runs. Errors only mean that more is copied later.
+    ///
+    /// A write through a mapping that was there before does not change a file's times. So files that are mapped now or
+    /// afterwards are copied while the job is frozen only.
     pub fn prepare(&mut self) {
         let found = self.find(&OpenForWriting::default());
         self.leased = leases::broken_by_reading(Path::new("/proc"));
+        let mapped = self.mapped_inodes();
         let now_ns = nanoseconds(SystemTime::now());
         for (path, meta) in found {
             let now = Identity::of(&meta);
@@ -205,6 +212,7 @@ impl<'a> Capture<'a> {
             if !meta.is_file()
                 || !is_quiet
                 || self.leased.contains(&now.ino)
+                || mapped.contains(&now.ino)
                 || !self.is_kept(&path, &now)
                 || self.unchanged(&path, &now).is_some()
             {
@@ -219,11 +227,39 @@ impl<'a> Capture<'a> {
                 self.prepared.insert(path, (identity, name));
             }
         }
+        if !self.prepared.is_empty() {
+            let mapped = self.mapped_inodes();
+            self.prepared.retain(|_, (identity, _)| !mapped.contains(&identity.ino));
+        }
+        let _ = faults::hit("files-prepared");
     }
 
-    /// Adds what the job has written since the last snapshot; `None` if that is not known.
+    /// The inodes of files that processes of the job have mapped shared and writable.
+    fn mapped_inodes(&self) -> HashSet<u64> {
+        let proc = inside(&self.root, "/proc");
+        let mut open = OpenForWriting::default();
+        open.add_mapped(&proc, &numbers_in(&proc).unwrap_or_default());
+        open.mapped_inodes
+    }
+
+    /// Adds what the job has written since this was called before, or since the last snapshot; `None` if that is not known.
     pub fn touch(&mut self, paths: Option<Vec<String>>) {
+        for path in paths.iter().flatten() {
+            self.prepared.remove(path);
+        }
         self.history.touch(paths);
+    }
+
+    /// Whether the times of a file may hide a change, since the file is on a tmpfs, which may give a page to a process for
+    /// reading and writing at once. Only if the job's writes are known does it show when a file is closed after that.
+    fn may_hide_changes(&mut self, path: &str, file: &State) -> bool {
+        let may_be = file.is_open || self.history.touched.is_none();
+        may_be && self.is_on_tmpfs(path, file.now.dev)
+    }
+
+    fn is_on_tmpfs(&mut self, path: &str, dev: u64) -> bool {
+        let kind = || kind_of(&inside(&self.root, path));
+        *self.tmpfs.entry(dev).or_insert_with(|| kind() == Some(libc::TMPFS_MAGIC))
     }
 
     /// Records all files while the job is frozen. It may be called again after a failed dump.
@@ -414,7 +450,10 @@ impl<'a> Capture<'a> {
 
     /// Keeps the content of a file in the first way that is possible.
     fn copies(&mut self, path: &str, file: &State, is_written: bool) -> io::Result<Copies> {
-        let unchanged = self.unchanged(path, &file.now).filter(|_| !file.is_mapped);
+        let is_as_it_shows = !file.is_mapped && !self.may_hide_changes(path, file);
+        let is_touched = self.history.touched.as_ref().is_some_and(|touched| touched.contains(path));
+        let may_be_kept = is_as_it_shows && !(is_touched && self.is_on_tmpfs(path, file.now.dev));
+        let unchanged = self.unchanged(path, &file.now).filter(|_| may_be_kept);
         if let Some((copies, chunks)) = unchanged {
             let again = self.again(path, &file.now, &copies, &chunks);
             if again != Copies::default() {
@@ -435,7 +474,7 @@ impl<'a> Capture<'a> {
             let prefix = Some(Prefix::of(&mut content, file.now.bytes, false)?);
             return Ok(Copies { prefix, ..Copies::default() });
         }
-        let prepared = self.prepared.get(path).filter(|(then, _)| *then == file.now && !file.is_mapped);
+        let prepared = self.prepared.get(path).filter(|(then, _)| *then == file.now && is_as_it_shows);
         if let Some((_, name)) = prepared {
             let name = name.clone();
             return Ok(self.keep(file.now.bytes, From::Staged(name)));

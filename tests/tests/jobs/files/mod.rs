@@ -4,6 +4,7 @@
 mod attribution;
 mod file_systems;
 mod habits;
+mod mapped;
 mod put_back;
 mod told;
 
