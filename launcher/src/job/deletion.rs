@@ -306,7 +306,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for options in kinds(dir.path()) {
             for (name, outcome, why) in [
-                ("failed", JobOutcome::Failed { code: 7 }, "failed with exit code 7"),
+                ("failed", JobOutcome::Failed { code: 7 }, "it ended with exit code 7"),
+                ("stopped", JobOutcome::Failed { code: EXIT_PREEMPTED }, "it was preempted or stopped"),
                 ("unfinished", JobOutcome::Unfinished, "was preempted"),
             ] {
                 let (_, job) = job(&options, name, outcome);
