@@ -13,7 +13,7 @@ macro_rules! pages {
 
 /// The pages of `docs/` for users, with their texts.
 const PAGES: &[(&str, &str)] = pages!(
-    "cluster" "commands" "containers" "exit-codes" "format" "install" "limits" "object-stores" "options" "privileges"
+    "cluster" "commands" "containers" "exit-codes" "format" "gpus" "install" "limits" "object-stores" "options" "privileges"
     "report" "resuming" "slurm" "threat-model" "unattended"
 );
 
@@ -79,7 +79,7 @@ mod tests {
             }
         }
         assert!(named > 10, "{named}");
-        assert_eq!(title(PAGES[6].1), "Limits");
+        assert_eq!(title(PAGES[7].1), "Limits");
         assert!(docs(Some("nosuchpage")).is_err());
     }
 }
