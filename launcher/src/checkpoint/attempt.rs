@@ -188,16 +188,19 @@ impl Attempt<'_> {
         let held = self.parts.dir.held_dir(&id);
         let CheckpointerParts { file_rules, identity, .. } = self.parts;
         let record = history.files.is_tracked().then(|| tracking::open(&self.parts.dir, &id)).flatten();
-        let room_bytes = staging.room_bytes(survey.memory_bytes).map_err(AttemptError::Staging)?;
+        let room_bytes = || staging.room_bytes(survey.memory_bytes).map_err(AttemptError::Staging);
         let mut capture =
             Capture::new(file_rules, &mut history.files, self.root(), &identity.cwd, &copies, held)
-                .within(room_bytes)
                 .recorded_by(record.as_ref());
+        capture.has_room(room_bytes()?);
         capture.touch(self.parts.job.namespace.written_files(None).ok().flatten());
         capture.prepare();
         self.vote()?;
         self.parts.status.enter(Phase::Dump, survey.memory_bytes);
         let precopied = self.precopy(&id, &staging, survey.memory_bytes, &mut history.precopy);
+        if precopied.is_some() {
+            capture.has_room(room_bytes()?);
+        }
         // The job is paused meanwhile, on all its nodes.
         let raised = self.parts.priority.raise();
         let mut dumped = self.beside_storing(&mut *writer, |storing| {

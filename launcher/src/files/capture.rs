@@ -190,11 +190,9 @@ impl<'a> Capture<'a> {
         self.record
     }
 
-    /// Copies at most this much, where memory is short.
-    #[must_use]
-    pub fn within(mut self, room_bytes: u64) -> Self {
-        self.budget_bytes = self.budget_bytes.min(room_bytes);
-        self
+    /// Copies at most this much from now on, where memory is short.
+    pub fn has_room(&mut self, room_bytes: u64) {
+        self.budget_bytes = self.budget_bytes.min(self.copied_bytes.saturating_add(room_bytes));
     }
 
     /// Copies what has changed since the last snapshot, while the job runs. Errors only mean that more is copied later.
