@@ -573,9 +573,21 @@ impl JobDir {
     /// Whether a launcher holds the job's lock.
     #[must_use]
     pub fn is_locked(&self) -> bool {
-        let Ok(mut file) = File::open(self.path.join("lock")) else { return false };
+        self.launcher().is_some()
+    }
+
+    /// The process ID of the launcher that holds the job's lock, if it is on this machine.
+    #[must_use]
+    pub fn launcher_here(&self) -> Option<u32> {
+        self.launcher()?.parse().ok()
+    }
+
+    /// The launcher that holds the job's lock, as [`holder`] says.
+    fn launcher(&self) -> Option<String> {
+        let mut file = File::open(self.path.join("lock")).ok()?;
         let tried = retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared));
-        tried == Err(Errno::WOULDBLOCK) && !holder(&mut file).1
+        let (launcher, is_maintenance) = (tried == Err(Errno::WOULDBLOCK)).then(|| holder(&mut file))?;
+        (!is_maintenance).then_some(launcher)
     }
 }
 

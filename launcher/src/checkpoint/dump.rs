@@ -538,21 +538,21 @@ impl Attempt<'_> {
         Err(unreceived.insert(diagnose::unreceived(&self.proc(), &lost)).clone())
     }
 
-    /// Refuses a dump without data that is on its way between two processes of the job: one has closed the connection, so that
-    /// only the kernel has what the other one has not got.
+    /// Refuses a dump without data that is on its way to a process of the job: the other end, mostly another process of the job,
+    /// has closed the connection, so that only the kernel has the rest.
     fn refuse_lost_data(
         &self,
         descriptors: &Descriptors,
         unreceived: &mut Option<String>,
     ) -> Result<(), String> {
         let init_pid = self.parts.job.namespace.init_pid();
-        let closing = sockets::closing(init_pid, &descriptors.tcp_peers)
+        let closing = sockets::closing(init_pid, &descriptors.tcp_connections)
             .map_err(|error| format!("cannot list the job's connections: {error}"))?;
         let Some(socket) = closing else { return Ok(()) };
         let why = format!(
-            "a process of the job has closed its connection to {}, port {}, of the same job, and the other end has not received all data yet, which a snapshot would lose. The checkpoint succeeds once it has",
-            socket.remote.to_canonical(),
-            socket.remote_port
+            "the other end of the job's connection to {}, port {}, is closed, and the job has not received all data yet, which a snapshot would lose. The checkpoint succeeds once it has",
+            socket.local.to_canonical(),
+            socket.port
         );
         Err(unreceived.insert(why).clone())
     }

@@ -90,7 +90,7 @@ impl Attempt<'_> {
             .map_err(|error| format!("cannot list the machine's connections: {error}"))?;
         if let Some(socket) = unsettled {
             return Err(format!(
-                "a connection of the job to {}, port {}, was being opened or closed",
+                "a connection to {}, port {}, was being opened or closed",
                 socket.remote, socket.remote_port
             ));
         }

@@ -67,18 +67,23 @@ impl Gate {
         self.attempt
     }
 
-    /// Orders a step.
-    pub(super) fn order(&self, step: Step) {
-        self.state.lock().ordered.push(step);
-        self.changed.notify_all();
+    /// Orders a step. If the attempt is over, returns how it has ended: nobody performs the step.
+    pub(super) fn order(&self, step: Step) -> Option<GateEnd> {
+        let mut state = self.state.lock();
+        if state.end.is_none() {
+            state.ordered.push(step);
+            self.changed.notify_all();
+        }
+        state.end.clone()
     }
 
-    /// The attempt is over: the packet rule is removed now, and waits end.
-    pub(super) fn close(&self, end: GateEnd) {
+    /// The attempt is over: the packet rule is removed now, and waits end. Returns the step that was ordered last.
+    pub(super) fn close(&self, end: GateEnd) -> Option<Step> {
         let mut state = self.state.lock();
         state.end.get_or_insert(end);
         state.rule = None;
         self.changed.notify_all();
+        state.ordered.last().copied()
     }
 
     /// Whether a step is done.
@@ -122,9 +127,7 @@ impl Gate {
 
     /// Reports that the present step has failed. The attempt is over.
     pub fn fail(&self, reason: &str, blame: Blame) {
-        let step = self.state.lock().ordered.last().copied();
-        self.close(GateEnd::Aborted(reason.to_owned()));
-        if let Some(step) = step {
+        if let Some(step) = self.close(GateEnd::Aborted(reason.to_owned())) {
             let outcome = Outcome::Failed { reason: reason.to_owned(), blame };
             let _ = self.host.send(Input::Finished { attempt: self.attempt, step, outcome });
         }

@@ -313,6 +313,8 @@ struct Host {
     is_waiting: bool,
     /// When node 0 was heard last.
     heard: Instant,
+    /// All parts have ended with 0, which is being recorded. Nothing else counts.
+    is_completing: bool,
     is_over: bool,
 }
 
@@ -346,6 +348,7 @@ impl Host {
             failing: None,
             is_waiting: false,
             heard: Instant::now(),
+            is_completing: false,
             is_over: false,
         })
     }
@@ -393,6 +396,10 @@ impl Host {
     }
 
     fn watch_times(&mut self) {
+        if self.is_completing {
+            // Node 0 is not to look silent.
+            return self.tick();
+        }
         if let Some((rank, end, _)) = self.failing.take_if(|(_, _, until)| *until <= Instant::now()) {
             return self.over(rank, end);
         }
@@ -404,6 +411,10 @@ impl Host {
             let why = format!("node 0, the coordinator, is silent for {} s", silence.as_secs());
             return self.end(failure(why, EXIT_OWN));
         }
+        self.tick();
+    }
+
+    fn tick(&mut self) {
         if self.now() >= self.peer.next_tick() {
             self.peer.tick(self.now());
         }
@@ -411,6 +422,8 @@ impl Host {
 
     fn take(&mut self, input: Input) {
         match input {
+            Input::Log(answer) => self.answered(answer),
+            _ if self.is_completing => {}
             Input::Joining(joining) => {
                 let (mut sender, _) = joining.connection;
                 let why = "an earlier launcher of node 0 is still there".to_owned();
@@ -443,7 +456,6 @@ impl Host {
                 self.tell_coordinator(Message::Stop { why, how });
             }
             Input::SessionEnded { ports } => self.session_ended(ports),
-            Input::Log(answer) => self.answered(answer),
             Input::Restarting(restart) => self.announce(restart),
             Input::Resume => self.resume(),
             Input::GiveUp(end) => self.end(end),
@@ -581,6 +593,7 @@ impl Host {
                     link.send(Message::Snapshot(Envelope::new(self.me.rank, message)));
                 }
             }
+            _ if self.is_completing => {}
             Action::Perform { attempt, order } => self.order(attempt, order),
             Action::Release => self.release(),
             Action::Kill => {
@@ -633,12 +646,9 @@ impl Host {
     /// Orders a step of the attempt in progress here. If that has failed meanwhile, nobody performs it.
     fn pass_on(&mut self, attempt: AttemptId, step: Step) {
         let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) else { return };
-        match gate.end() {
-            Some(GateEnd::Aborted(reason) | GateEnd::Unknown(reason)) => {
-                let outcome = Outcome::Failed { reason, blame: Blame::Node };
-                self.peer.finished(self.now(), attempt, step, outcome);
-            }
-            _ => gate.order(step),
+        if let Some(GateEnd::Aborted(reason) | GateEnd::Unknown(reason)) = gate.order(step) {
+            let outcome = Outcome::Failed { reason, blame: Blame::Node };
+            self.peer.finished(self.now(), attempt, step, outcome);
         }
     }
 

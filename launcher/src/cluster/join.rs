@@ -104,8 +104,10 @@ fn gather(member: Member) -> Result<Cluster> {
         Ok(opened) => opened,
         Err(error) => {
             let why = format!("{error:#}");
-            // A store that fails may not fail again.
-            let is_transient = !error.is::<BadInput>();
+            // A store that fails may not fail again; what is damaged stays so.
+            let damaged = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::InvalidData;
+            let is_damaged = error.chain().filter_map(|cause| cause.downcast_ref()).any(damaged);
+            let is_transient = !is_damaged && !error.is::<BadInput>();
             for Joined { link, .. } in joined.into_values() {
                 link.send(Message::Refused { why: why.clone(), is_transient });
                 link.finish();

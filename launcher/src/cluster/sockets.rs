@@ -98,17 +98,19 @@ fn all_in(net: &Path) -> io::Result<Vec<TcpSocket>> {
 }
 
 /// One that its process has closed, although the other end has not got all data, among those in the network namespace of the
-/// process `pid`; the other end is connected to one of `remotes`.
+/// process `pid`. The other end is one of `connections`, each with its own address and the remote one.
 ///
 /// # Errors
 /// When procfs cannot be read.
-pub fn closing(pid: i32, remotes: &[SocketAddr]) -> io::Result<Option<TcpSocket>> {
-    if remotes.is_empty() {
+pub fn closing(pid: i32, connections: &[(SocketAddr, SocketAddr)]) -> io::Result<Option<TcpSocket>> {
+    if connections.is_empty() {
         return Ok(None);
     }
     let all = all_in(Path::new(&format!("/proc/{pid}/net")))?;
-    let own = |socket: &TcpSocket| SocketAddr::new(socket.local.to_canonical(), socket.port);
-    Ok(all.into_iter().find(|socket| socket.is_closing() && remotes.contains(&own(socket))))
+    let address = |ip: IpAddr, port| SocketAddr::new(ip.to_canonical(), port);
+    let other_end =
+        |socket: &TcpSocket| (address(socket.remote, socket.remote_port), address(socket.local, socket.port));
+    Ok(all.into_iter().find(|socket| socket.is_closing() && connections.contains(&other_end(socket))))
 }
 
 /// Those of the processes `pids` below `proc`, a directory of procfs.
@@ -240,7 +242,9 @@ mod tests {
         drop(stream);
         assert!(find().is_closing() && find().is_unsettled(), "{:?}", find());
         let me = std::process::id().cast_signed();
-        let remotes = [SocketAddr::new([127, 0, 0, 1].into(), local)];
+        let [here, there] = [local, remote].map(|port| SocketAddr::new([127, 0, 0, 1].into(), port));
+        let remotes = [(there, here)];
+        assert!(closing(me, &[(here, here), (there, there)]).unwrap().is_none(), "of another connection");
         assert_eq!(closing(me, &remotes).unwrap().unwrap().remote_port, remote);
         assert!(closing(me, &[]).unwrap().is_none());
         let mut other = listener.accept().unwrap().0;

@@ -69,7 +69,8 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
     let entries = with_deaths(entries);
     let entries = if all { entries } else { shortened(entries) };
     let uncovered_files = uncovered_files(config, job).unwrap_or_default();
-    let can_be_resumed = !died_without_a_word || can_be_resumed(config, job)?;
+    // Of a store that cannot be read, other commands say so.
+    let can_be_resumed = !died_without_a_word || can_be_resumed(config, job).unwrap_or(true);
     let job = job.key().to_string();
     Ok(Story { job, running, died_without_a_word, can_be_resumed, entries, uncovered_files })
 }

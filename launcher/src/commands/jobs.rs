@@ -11,8 +11,8 @@ use crate::job::times::{self, Class};
 use crate::observe::control_server::{all_sockets, socket_path};
 use crate::report::failure::{is_closed_output, with_remedy};
 use crate::store::root::Root;
-use crate::store::tiers;
-use crate::sys::deadline::{CALL_TIMEOUT, LAUNCHER_END_TIMEOUT, START_POLL_INTERVAL};
+use crate::store::tiers::{self, REMOTE};
+use crate::sys::deadline::{CALL_TIMEOUT, LAUNCHER_END_TIMEOUT, START_POLL_INTERVAL, START_WAIT_LIMIT};
 use crate::sys::error::{EXIT_NEGATIVE, EXIT_PREEMPTED, bad_input};
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
@@ -24,6 +24,7 @@ use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, Listed, ReadError, Store, Tie
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -119,13 +120,19 @@ fn reply(stream: &mut UnixStream, request: Request) -> Option<Reply> {
 
 /// Waits while the job is being started or resumed: its launcher listens once it runs.
 fn connect_once_it_runs(job: &JobDir) -> Result<UnixStream> {
-    let mut is_reported = false;
+    let (begun, mut is_reported) = (Instant::now(), false);
     loop {
         if let Some(stream) = connect(job)? {
             return Ok(stream);
         }
-        if !job.is_locked() {
+        if !has_launcher_here(job) {
             bail!("the job {} is not running (on this machine, under this user)", job.key());
+        }
+        if begun.elapsed() >= START_WAIT_LIMIT {
+            bail!(
+                "the job {} is still being started or resumed, or its launcher cannot be reached",
+                job.key()
+            );
         }
         if !is_reported {
             tracing::info!("the job {} is being started or resumed: waiting until it runs", job.key());
@@ -133,6 +140,13 @@ fn connect_once_it_runs(job: &JobDir) -> Result<UnixStream> {
         }
         std::thread::sleep(START_POLL_INTERVAL);
     }
+}
+
+/// Whether the job's launcher is a process of this user on this machine, as far as its PID tells.
+fn has_launcher_here(job: &JobDir) -> bool {
+    let Some(pid) = job.launcher_here() else { return false };
+    let owner = std::fs::metadata(format!("/proc/{pid}")).map(|meta| meta.uid());
+    owner.is_ok_and(|owner| owner == rustix::process::geteuid().as_raw())
 }
 
 /// Sends a request that takes a snapshot, shows its progress, and returns the reply.
@@ -351,7 +365,9 @@ fn read_one(
         running,
         outcome: Ending::of(outcome, last),
         snapshots: listed.len(),
-        can_be_resumed: !resume_point::of_next_run(job, &store, &listed)?.is_empty(),
+        // Uploads may not be listed.
+        can_be_resumed: listed.is_empty() && store.tier(REMOTE).is_ok()
+            || !resume_point::of_next_run(job, &store, &listed)?.is_empty(),
         time_ms: time_ms.unwrap_or_default(),
         launcher,
         error: None,
@@ -453,7 +469,7 @@ fn unread(bytes: u64) -> String {
 #[must_use]
 pub fn report(status: &Status) -> Vec<String> {
     let Some(launcher) = &status.launcher else {
-        let silent = "  launcher         does not answer: it is starting or resuming the job, or is stopped";
+        let silent = "  launcher         does not answer: it is starting or resuming the job, is stopped, or belongs to another machine or user";
         return status.running.then(|| silent.to_owned()).into_iter().collect();
     };
     let started = print::ago(launcher.started_unix_ms);

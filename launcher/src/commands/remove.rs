@@ -135,12 +135,12 @@ fn protection(
     let store = tiers::open(&config.store, job)?;
     let all = store.list()?;
     let candidates = resume_point::of_next_run(job, &store, &all)?;
-    let is_usable = |id: &SnapshotId| {
-        let is_readable = all.iter().any(|listed| listed.id == *id && listed.manifest.is_ok());
-        is_readable && !marks.is_bad(id)
-    };
-    let is_any_left = candidates.iter().any(|id| is_usable(id) && !deleted.contains(id));
-    let is_last = candidates.contains(id) && is_usable(id) && !is_any_left;
+    let is_readable = |id: &&SnapshotId| all.iter().any(|one| one.id == **id && one.manifest.is_ok());
+    let (bad, good): (Vec<_>, Vec<_>) =
+        candidates.iter().filter(is_readable).partition(|id| marks.is_bad(id));
+    // A resume tries bad ones only where there are no others.
+    let kind = if good.is_empty() { bad } else { good };
+    let is_last = kind.contains(&id) && kind.iter().all(|id| deleted.contains(id));
     Ok(is_last.then(|| {
         format!(
             "{id} is the last snapshot from which the job {} can be resumed: it would start from the beginning",

@@ -100,9 +100,17 @@ fn address(words: &[u32]) -> Option<IpAddr> {
     }
 }
 
+fn end(words: &[u32], port: u32) -> Option<SocketAddr> {
+    Some(SocketAddr::new(address(words)?.to_canonical(), port.try_into().ok()?))
+}
+
 impl InetEntry {
+    fn own(&self) -> Option<SocketAddr> {
+        end(&self.source_address, self.source_port)
+    }
+
     fn peer(&self) -> Option<SocketAddr> {
-        Some(SocketAddr::new(address(&self.peer_address)?.to_canonical(), self.peer_port.try_into().ok()?))
+        end(&self.peer_address, self.peer_port)
     }
 
     /// Those of both ends.
@@ -184,8 +192,8 @@ pub struct Descriptors {
     pub socket_directories: BTreeSet<String>,
     /// Remote ends of TCP connections of which no process of the job has the other end.
     pub outside_tcp: Vec<SocketAddr>,
-    /// Remote ends of all TCP connections.
-    pub tcp_peers: Vec<SocketAddr>,
+    /// All TCP connections, with their own address and the remote one.
+    pub tcp_connections: Vec<(SocketAddr, SocketAddr)>,
     /// Local ports of TCP sockets that reach beyond the loopback interface.
     pub tcp_ports: BTreeSet<u16>,
     /// Ports, of both ends, of TCP connections that one end has closed for sending, or both.
@@ -237,7 +245,8 @@ impl Descriptors {
         let appended = found.writable.iter().filter(|name| !not_append_only.contains(*name));
         found.append_only = appended.cloned().collect();
         found.outside_tcp = outside(&tcp);
-        found.tcp_peers = tcp.iter().filter(|one| one.is_connected()).filter_map(InetEntry::peer).collect();
+        let ends = |one: &InetEntry| Some((one.own()?, one.peer()?));
+        found.tcp_connections = tcp.iter().filter(|one| one.is_connected()).filter_map(ends).collect();
         let beyond = tcp.iter().filter(|one| one.is_beyond_loopback());
         found.tcp_ports = beyond.filter_map(|one| u16::try_from(one.source_port).ok()).collect();
         let half_closed = tcp.iter().filter(|one| one.is_half_closed());

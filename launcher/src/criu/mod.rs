@@ -19,9 +19,7 @@ mod unix_queues;
 
 pub use empty_messages::{EmptyMessagesError, with_empty_messages};
 pub use failed_processes::failed_processes;
-#[cfg(test)]
-pub use find::CriuMissing;
-pub use find::{Criu, MIN_VERSION};
+pub use find::{Criu, CriuMissing, MIN_VERSION};
 pub use images::{Descriptors, ImageError};
 pub use known_errors::explain;
 pub use pagemap::{Merged, Pagemap, Piece, chunk_ends};

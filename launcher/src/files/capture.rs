@@ -198,7 +198,7 @@ impl<'a> Capture<'a> {
     /// Copies what has changed since the last snapshot, while the job runs. Errors only mean that more is copied later.
     ///
     /// A write through a mapping that was there before does not change a file's times. So files that are mapped now or
-    /// afterwards are copied while the job is frozen only.
+    /// afterwards are copied while the job is frozen only, and so are those on a tmpfs, see [`Self::may_hide_changes`].
     pub fn prepare(&mut self) {
         let found = self.find(&OpenForWriting::default());
         self.leased = leases::broken_by_reading(Path::new("/proc"));
@@ -218,7 +218,8 @@ impl<'a> Capture<'a> {
             }
             if self.copied_bytes + now.bytes > self.budget_bytes {
                 self.hash(&path, &now);
-            } else if let Ok((identity, name)) = self.copy(&path)
+            } else if !self.is_on_tmpfs(&path, now.dev)
+                && let Ok((identity, name)) = self.copy(&path)
                 && identity == now
             {
                 self.copied_bytes += now.bytes;
@@ -227,7 +228,11 @@ impl<'a> Capture<'a> {
         }
         if !self.prepared.is_empty() {
             let mapped = self.mapped_inodes();
-            self.prepared.retain(|_, (identity, _)| !mapped.contains(&identity.ino));
+            let copies = std::mem::take(&mut self.prepared).into_iter();
+            let (useless, kept): (BTreeMap<_, _>, _) =
+                copies.partition(|(_, (identity, _))| mapped.contains(&identity.ino));
+            self.prepared = kept;
+            useless.values().for_each(|(_, name)| self.discard(name));
         }
         let _ = faults::hit("files-prepared");
     }
@@ -243,16 +248,26 @@ impl<'a> Capture<'a> {
     /// Adds what the job has written since this was called before, or since the last snapshot; `None` if that is not known.
     pub fn touch(&mut self, paths: Option<Vec<String>>) {
         for path in paths.iter().flatten() {
-            self.prepared.remove(path);
+            if let Some((_, name)) = self.prepared.remove(path) {
+                self.discard(&name);
+            }
         }
         self.history.touch(paths);
     }
 
-    /// Whether the times of a file may hide a change, since the file is on a tmpfs, which may give a page to a process for
-    /// reading and writing at once. Only if the job's writes are known does it show when a file is closed after that.
+    /// Whether the times of a file may hide a change since the last snapshot: a tmpfs may give a page to a process for reading
+    /// and writing at once. If the job's writes are known, it shows when a file is closed after that.
     fn may_hide_changes(&mut self, path: &str, file: &State) -> bool {
-        let may_be = file.is_open || self.history.touched.is_none();
+        let may_be =
+            file.is_open || self.history.touched.as_ref().is_none_or(|touched| touched.contains(path));
         may_be && self.is_on_tmpfs(path, file.now.dev)
+    }
+
+    /// Frees a copy that is not used.
+    fn discard(&self, name: &str) {
+        if let Err(error) = self.staged.remove(name) {
+            tracing::debug!("cannot remove the copy of a file: {error}");
+        }
     }
 
     fn is_on_tmpfs(&mut self, path: &str, dev: u64) -> bool {
@@ -449,9 +464,7 @@ impl<'a> Capture<'a> {
     /// Keeps the content of a file in the first way that is possible.
     fn copies(&mut self, path: &str, file: &State, is_written: bool) -> io::Result<Copies> {
         let is_as_it_shows = !file.is_mapped && !self.may_hide_changes(path, file);
-        let is_touched = self.history.touched.as_ref().is_some_and(|touched| touched.contains(path));
-        let may_be_kept = is_as_it_shows && !(is_touched && self.is_on_tmpfs(path, file.now.dev));
-        let unchanged = self.unchanged(path, &file.now).filter(|_| may_be_kept);
+        let unchanged = self.unchanged(path, &file.now).filter(|_| is_as_it_shows);
         if let Some((copies, chunks)) = unchanged {
             let again = self.again(path, &file.now, &copies, &chunks);
             if again != Copies::default() {
@@ -472,7 +485,7 @@ impl<'a> Capture<'a> {
             let prefix = Some(Prefix::of(&mut content, file.now.bytes, false)?);
             return Ok(Copies { prefix, ..Copies::default() });
         }
-        let prepared = self.prepared.get(path).filter(|(then, _)| *then == file.now && is_as_it_shows);
+        let prepared = self.prepared.get(path).filter(|(then, _)| *then == file.now && !file.is_mapped);
         if let Some((_, name)) = prepared {
             let name = name.clone();
             return Ok(self.keep(file.now.bytes, From::Staged(name)));

@@ -9,7 +9,7 @@
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
 use crate::cluster;
-use crate::criu::Criu;
+use crate::criu::{Criu, CriuMissing};
 use crate::job::alive;
 use crate::job::claim::ClaimedJob;
 use crate::job::earlier_init;
@@ -62,8 +62,10 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let cwd = std::env::current_dir().context("cannot determine the working directory")?;
     check_privileges(config)?;
     let criu = Criu::find(config.criu.as_deref());
-    // Another try is of no use before somebody has changed the machine, or --criu.
-    let criu = criu.map_err(bad_input)?;
+    // Without a CRIU, another try is of no use before somebody has changed the machine. One that does not run may run again.
+    let is_input =
+        |error: &CriuMissing| config.criu.is_some() || !matches!(error, CriuMissing::Broken { .. });
+    let criu = criu.map_err(|error| if is_input(&error) { bad_input(error) } else { error.into() })?;
     if matches!(config.precopy, Precopy::Rounds(_)) && !criu.tracks_memory() {
         return Err(bad_input(anyhow!(
             "--precopy with a number of rounds needs a kernel that tracks changes to memory (CONFIG_MEM_SOFT_DIRTY), and {} says that this one does not: use --precopy auto, or off",

@@ -137,7 +137,9 @@ pub const FROZEN_OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
 pub const NAMES_LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 /// Polling interval for that lock.
 pub const NAMES_LOCK_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Polling interval of a command that waits until a job runs.
+/// A command waits for that long until a job runs.
+pub const START_WAIT_LIMIT: Duration = Duration::from_secs(600);
+/// Polling interval for that.
 pub const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Names that a killed dump has left are deleted once the processes of its job have ended; a checkpoint waits for that long.
 pub const LEFT_LINKS_PATIENCE: Duration = Duration::from_secs(5);

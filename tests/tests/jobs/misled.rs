@@ -261,22 +261,21 @@ fn a_job_that_is_being_resumed_is_waited_for() {
     let (mut sandbox, mut job) = prepared();
     job.until_answering(&sandbox);
     job.checkpoint(&sandbox);
-    job.kill_everything();
-    touch(&sandbox, "hold");
     let hold = format!("load-images=hold:{}", sandbox.path().join("hold").display());
     sandbox.variables.push(("CKPT_FAULT".to_owned(), hold));
-    let mut job = start(&sandbox, "resumed", "--lr=1");
-    job.until("a resume", || sandbox.read("resumed.err").contains("load-images").then_some(()));
-    let mut calls = ["checkpoint", "stop"].map(|command| sandbox.start(command, [command]));
-    for (call, name) in calls.iter_mut().zip(["checkpoint.err", "stop.err"]) {
-        call.until("a message", || sandbox.read(name).contains("is being started or resumed").then_some(()));
-    }
-    fs::remove_file(sandbox.path().join("hold")).unwrap();
-    for call in &mut calls {
+    for command in ["checkpoint", "stop"] {
+        job.kill_everything();
+        touch(&sandbox, "hold");
+        let has_said = |name: String, what| sandbox.read(&format!("{name}.err")).contains(what).then_some(());
+        job = start(&sandbox, &format!("before-{command}"), "--lr=1");
+        job.until("a resume", || has_said(format!("before-{command}"), "load-images"));
+        let mut call = sandbox.start(command, [command]);
+        call.until("a message", || has_said(command.to_owned(), "is being started or resumed"));
+        fs::remove_file(sandbox.path().join("hold")).unwrap();
         assert_eq!(call.wait(), 0, "{}{}", call.said(), job.said());
+        assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
     }
     assert_eq!(job.wait(), 75, "{}", job.said());
-    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
 }
 
 /// What a command does, and its exit code, do not depend on a reader of its output.

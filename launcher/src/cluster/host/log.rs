@@ -40,6 +40,9 @@ pub(in crate::cluster) enum Answer {
 pub(super) struct LogThread {
     requests: Sender<Request>,
     has_begun: bool,
+    /// It reads, or puts a record: what is repeated meanwhile is dropped.
+    is_reading: bool,
+    is_putting: bool,
 }
 
 impl LogThread {
@@ -66,7 +69,7 @@ impl LogThread {
             }
         };
         std::thread::Builder::new().name("nodes-log".to_owned()).spawn(run)?;
-        Ok(Self { requests, has_begun })
+        Ok(Self { requests, has_begun, is_reading: false, is_putting: false })
     }
 
     fn ask(&self, request: Request) {
@@ -76,14 +79,16 @@ impl LogThread {
 }
 
 impl Host {
-    pub(super) fn read_log(&self, from: u64) {
-        self.log.iter().for_each(|log| log.ask(Request::Read { from }));
+    pub(super) fn read_log(&mut self, from: u64) {
+        let Some(log) = self.log.as_mut().filter(|log| !log.is_reading) else { return };
+        log.is_reading = true;
+        log.ask(Request::Read { from });
     }
 
-    pub(super) fn put_record(&self, position: u64, record: Record) {
-        if let Some(log) = &self.log {
-            log.ask(Request::Put { position, record });
-        }
+    pub(super) fn put_record(&mut self, position: u64, record: Record) {
+        let Some(log) = self.log.as_mut().filter(|log| !log.is_putting) else { return };
+        log.is_putting = true;
+        log.ask(Request::Put { position, record });
     }
 
     /// Before the end of the first resume: the run begins, if it is a new one. Whether the step is to wait for that.
@@ -94,13 +99,29 @@ impl Host {
     }
 
     /// All parts have ended with 0.
-    pub(super) fn complete(&self) {
+    pub(super) fn complete(&mut self) {
+        self.is_completing = true;
         self.log.iter().for_each(|log| log.ask(Request::Complete));
     }
 
     /// The thread has answered.
     pub(super) fn answered(&mut self, answer: Answer) {
+        if let Some(log) = &mut self.log {
+            log.is_reading &= !matches!(answer, Answer::Read { .. });
+            log.is_putting &= !matches!(answer, Answer::Put { .. });
+        }
         match answer {
+            Answer::Complete(result) => {
+                if let Err(error) = result {
+                    tracing::error!(
+                        "the end of the job cannot be noted: {error}. The next run needs --resume never"
+                    );
+                }
+                self.tell_all(&Message::Complete);
+                let _ = self.notices.send(Notice::Complete);
+                self.is_over = true;
+            }
+            _ if self.is_completing => {}
             Answer::Read { from, records: Ok(records) } => self.peer.read(self.now(), from, records),
             Answer::Read { records: Err(error), .. } => {
                 let why = format!("node 0: the log of the job's nodes cannot be read: {error}");
@@ -118,16 +139,6 @@ impl Host {
             Answer::Begun { result: Err(error), .. } => {
                 let why = format!("node 0: the log of the job's nodes cannot be written: {error}");
                 self.end(failure(why, EXIT_OWN));
-            }
-            Answer::Complete(result) => {
-                if let Err(error) = result {
-                    tracing::error!(
-                        "the end of the job cannot be noted: {error}. The next run needs --resume never"
-                    );
-                }
-                self.tell_all(&Message::Complete);
-                let _ = self.notices.send(Notice::Complete);
-                self.is_over = true;
             }
         }
     }

@@ -40,10 +40,6 @@ impl Stopping {
 impl Host {
     /// The job is to be ended.
     pub(super) fn stop(&mut self, why: String, how: StopHow) {
-        if self.ended.len() == self.settings.nodes as usize {
-            // It is complete, which is being recorded.
-            return;
-        }
         match &mut self.stopping {
             _ if how == StopHow::Now || self.is_waiting => return self.end_stopped(why, false),
             Some(stopping) => {
