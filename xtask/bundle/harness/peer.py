@@ -128,7 +128,13 @@ class Peer(Asked):
         """Its address ranges, and which of them and of its descriptors are the driver's."""
         with open(f"/proc/{self.pid}/maps") as file:
             lines = file.read().splitlines()
-        open_files = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{self.pid}/fd")]
+        open_files = []
+        for entry in os.scandir(f"/proc/{self.pid}/fd"):
+            try:
+                open_files.append(os.readlink(entry.path))
+            except FileNotFoundError:
+                # It was closed meanwhile.
+                pass
         return {
             "lines": lines,
             "ranges": [tuple(int(word, 16) for word in line.split()[0].split("-")) for line in lines],
