@@ -106,12 +106,8 @@ fn connect(job: &JobDir) -> Result<Option<UnixStream>> {
     }
 }
 
-/// Asks the launcher for what it knows at once. `None` if nobody answers.
-fn ask(job: &JobDir, request: Request) -> Option<Reply> {
-    reply(&mut connect(job).ok()??, request)
-}
-
-fn reply(stream: &mut UnixStream, request: Request) -> Option<Reply> {
+/// Asks a launcher for what it knows at once. `None` if it does not answer.
+fn ask(stream: &mut UnixStream, request: Request) -> Option<Reply> {
     // It may be stopped, or wait for a store.
     stream.set_read_timeout(Some(CALL_TIMEOUT)).ok()?;
     frame::write(stream, &Call { version: CONTROL_VERSION, request }).ok()?;
@@ -380,10 +376,7 @@ fn read_one(
 /// # Errors
 /// When stdout cannot be written.
 pub fn running(json: bool) -> Result<i32> {
-    let of_socket = |path: &PathBuf| match reply(&mut UnixStream::connect(path).ok()?, Request::Status)? {
-        Reply::Status(status) => Some(*status),
-        _ => None,
-    };
+    let of_socket = |path: &PathBuf| status_from(&mut UnixStream::connect(path).ok()?);
     let all: Vec<_> = all_sockets().iter().filter_map(of_socket).collect();
     if json {
         return print::json(&all);
@@ -408,14 +401,18 @@ pub fn running(json: bool) -> Result<i32> {
 /// The last lines that the running job has written. `None` if its launcher cannot say.
 #[must_use]
 pub fn output(job: &JobDir) -> Option<String> {
-    match ask(job, Request::Output)? {
+    match ask(&mut connect(job).ok()??, Request::Output)? {
         Reply::Output(text) => Some(text),
         _ => None,
     }
 }
 
 fn ask_status(job: &JobDir) -> Option<JobStatus> {
-    match ask(job, Request::Status)? {
+    status_from(&mut connect(job).ok()??)
+}
+
+fn status_from(stream: &mut UnixStream) -> Option<JobStatus> {
+    match ask(stream, Request::Status)? {
         Reply::Status(status) => Some(*status),
         _ => None,
     }

@@ -202,7 +202,8 @@ impl<'a> Capture<'a> {
     pub fn prepare(&mut self) {
         let found = self.find(&OpenForWriting::default());
         self.leased = leases::broken_by_reading(Path::new("/proc"));
-        let mapped = self.mapped_inodes();
+        // Looked for once there is a file to copy.
+        let mut mapped = None;
         let now_ns = nanoseconds(SystemTime::now());
         for (path, meta) in found {
             let now = Identity::of(&meta);
@@ -210,9 +211,9 @@ impl<'a> Capture<'a> {
             if !meta.is_file()
                 || !is_quiet
                 || self.leased.contains(&now.ino)
-                || mapped.contains(&now.ino)
                 || !self.is_kept(&path, &now)
                 || self.unchanged(&path, &now).is_some()
+                || mapped.get_or_insert_with(|| self.mapped_inodes()).contains(&now.ino)
             {
                 continue;
             }
