@@ -17,18 +17,20 @@
 //! ```
 //!
 //! The crate does no I/O. [`rank::Clock`] is the rank's side: a few atomic operations in front of a step while no cut is
-//! wanted. [`Coordinator`] is a pure state machine over messages. `docs/design/collectives.md` has the algorithm, its
-//! proof and its limits.
+//! wanted. [`Coordinator`] is a pure state machine over messages; [`JobCut`] has it serve the ranks of several launchers.
+//! `docs/design/collectives.md` has the algorithm, its proof and its limits.
 
 #![forbid(unsafe_code)]
 
 mod coordinator;
+mod job;
 mod messages;
 mod names;
 pub mod rank;
 
 pub use coordinator::{Blocker, Coordinator, Failure, RankId, Settings, State};
-pub use messages::{MemberReport, Order, Report, Role};
+pub use job::JobCut;
+pub use messages::{FromLauncher, MemberReport, NamedRank, Order, Report, Role, ToLauncher};
 pub use names::{Member, Name};
 
 #[cfg(test)]

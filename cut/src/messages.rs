@@ -1,4 +1,4 @@
-//! What coordinator and ranks tell each other. Messages of one rank arrive in the order in which they were sent.
+//! What coordinator, launchers and ranks tell each other. Messages of one sender arrive in the order in which they were sent.
 
 use crate::names::{Member, Name};
 
@@ -82,5 +82,88 @@ pub enum Role {
         from: u32,
         /// The index of the receiver in it.
         to: u32,
+    },
+}
+
+/// A rank as its launcher knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct NamedRank {
+    /// The number of its connection, which no other one of this launcher has.
+    pub connection: u64,
+    /// Which process it is, for messages.
+    pub name: String,
+}
+
+/// From a launcher to the coordinator of the job.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
+pub enum FromLauncher {
+    /// It takes part in a cut, with these ranks. `None` if its processes have no agents: it waits for nothing, and is told
+    /// nothing.
+    Begin {
+        /// The ranks.
+        ranks: Option<Vec<NamedRank>>,
+    },
+    /// A rank has connected.
+    Joined {
+        /// The rank.
+        rank: NamedRank,
+    },
+    /// A rank's connection has ended.
+    Left {
+        /// The connection.
+        connection: u64,
+    },
+    /// What a rank reports.
+    Report {
+        /// Its connection.
+        connection: u64,
+        /// The report.
+        report: Report,
+    },
+    /// It accepts no connection since [`ToLauncher::Close`], and knows all processes.
+    Closed {
+        /// The number in that message.
+        round: u64,
+    },
+    /// It cannot wait any longer.
+    GivesUp {
+        /// Why, unless ranks that are behind are the reason.
+        why: String,
+    },
+}
+
+/// From the coordinator of the job to a launcher.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "kind", rename_all = "snake_case"))]
+pub enum ToLauncher {
+    /// For a rank.
+    Order {
+        /// Its connection.
+        connection: u64,
+        /// The order.
+        order: Order,
+    },
+    /// The known ranks stand at a cut: accept no connection, and say when all processes are known.
+    Close {
+        /// Counts these messages.
+        round: u64,
+    },
+    /// A rank has joined: accept connections again.
+    Open,
+    /// It is the cut of all ranks of the job. They stay parked until the launcher releases them.
+    Reached {
+        /// Whether any rank has a communicator.
+        has_communicators: bool,
+        /// Number of attempts.
+        attempts: u32,
+    },
+    /// There is none. All ranks run, or are released by their launcher.
+    Failed {
+        /// Why.
+        why: String,
     },
 }

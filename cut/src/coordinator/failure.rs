@@ -56,6 +56,14 @@ pub enum Blocker {
 }
 
 impl Blocker {
+    #[cfg(test)]
+    pub(crate) fn rank_mut(&mut self) -> Option<&mut RankId> {
+        match self {
+            Self::Silent { rank } | Self::InCall { rank, .. } | Self::Behind { rank, .. } => Some(rank),
+            Self::Incomplete { .. } => None,
+        }
+    }
+
     fn describe(&self, name: &dyn Fn(RankId) -> String) -> String {
         match self {
             Self::Silent { rank } => format!("{} has not answered", name(*rank)),

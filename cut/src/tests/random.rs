@@ -157,3 +157,9 @@ fn the_simulation_finds_an_acknowledgement_of_older_targets() {
     let found = found(Flaw::OldVersion);
     assert!(found.contains("at the cut"), "{found}");
 }
+
+#[test]
+fn the_simulation_finds_a_launcher_that_does_not_know_all_processes() {
+    let found = found(Flaw::NotClosed);
+    assert!(found.contains("at the cut") || found.contains("stuck"), "{found}");
+}

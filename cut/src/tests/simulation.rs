@@ -1,4 +1,5 @@
-//! A job under a random schedule: ranks with their clocks, messages in flight, and the coordinator.
+//! A job under a random schedule: ranks with their clocks, the launchers to which they connect, messages in flight, and the
+//! coordinator.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -6,7 +7,10 @@ use std::time::Duration;
 
 use super::program::{On, Operation, Program, What};
 use crate::rank::{Clock, Counts, Entry, InCall, Thread};
-use crate::{Coordinator, Failure, Member, Name, Order, RankId, Report, Role, Settings, State};
+use crate::{
+    Blocker, Failure, FromLauncher, JobCut, Member, Name, NamedRank, Order, RankId, Report, Role, Settings,
+    State, ToLauncher,
+};
 
 /// A deliberate error, which the tests have to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +23,8 @@ pub enum Flaw {
     SplitGroup,
     /// A report counts as acknowledging the newest targets, whatever its rank has.
     OldVersion,
+    /// A launcher says that it knows all processes, and accepts further ones.
+    NotClosed,
 }
 
 /// How a run is to be.
@@ -55,7 +61,7 @@ pub struct Outcome {
     pub progress: Vec<usize>,
 }
 
-enum ToCoordinator {
+enum FromRank {
     Joined,
     Report(Report),
     Ended,
@@ -73,18 +79,45 @@ struct Rank<'a> {
     communicators: BTreeMap<usize, Arc<Entry>>,
     graphs: BTreeMap<usize, Counts>,
     inbox: VecDeque<Order>,
-    outbox: VecDeque<ToCoordinator>,
+    outbox: VecDeque<FromRank>,
     last_report: Option<Report>,
     /// The newest version that was sent to it, and the first targets.
     newest: u64,
     first_targets: Vec<(Member, u64)>,
 }
 
+/// What a launcher does next for the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Idle,
+    /// It has not begun.
+    Wanted,
+    Begun,
+    /// The coordinator wants it to accept no connection.
+    Closing(u64),
+    Closed,
+    /// The ranks of all launchers are at the cut.
+    Reached,
+    Failed,
+}
+
+#[derive(Default)]
+struct Launcher {
+    stage: Stage,
+    /// Ranks that are connected.
+    ranks: BTreeSet<usize>,
+    inbox: VecDeque<ToLauncher>,
+    outbox: VecDeque<FromLauncher>,
+}
+
 pub struct World<'a> {
     program: &'a Program,
     clocks: &'a [Clock],
     ranks: Vec<Rank<'a>>,
-    coordinator: Coordinator,
+    /// Rank r connects to launcher r modulo their number.
+    launchers: Vec<Launcher>,
+    cut: JobCut,
     now: Duration,
     run: Run,
     random: u64,
@@ -100,14 +133,21 @@ pub struct World<'a> {
 const SETTINGS: Settings =
     Settings { timeout: Duration::from_secs(10), attempts: 3, back_off: Duration::from_secs(1) };
 
+fn named(rank: usize) -> NamedRank {
+    NamedRank { connection: rank as u64, name: format!("rank {rank}") }
+}
+
 /// Runs a program to its end. The error says what went wrong.
 pub fn simulate(program: &Program, run: Run) -> Result<Outcome, String> {
     let clocks: Vec<_> = program.of_rank.iter().map(|_| Clock::new(&["step"], || ())).collect();
+    // A third of all jobs each has one launcher, two, and one for each rank.
+    let launchers = [1, 2, clocks.len()][(run.seed % 3) as usize].min(clocks.len());
     let mut world = World {
         program,
         clocks: &clocks,
         ranks: program.of_rank.iter().map(|_| Rank::default()).collect(),
-        coordinator: Coordinator::new(SETTINGS),
+        launchers: (0..launchers).map(|_| Launcher::default()).collect(),
+        cut: JobCut::new(SETTINGS, launchers as u32),
         now: Duration::ZERO,
         run,
         random: run.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -131,7 +171,7 @@ impl<'a> World<'a> {
     }
 
     fn run(&mut self) -> Result<(), String> {
-        let actions = self.ranks.len() * 4 + 2;
+        let actions = self.ranks.len() * 4 + self.launchers.len() * 3 + 2;
         loop {
             let first = self.random(actions);
             let mut has_moved = false;
@@ -141,17 +181,15 @@ impl<'a> World<'a> {
                     break;
                 }
             }
-            self.look_at_coordinator()?;
             if has_moved {
                 continue;
             }
             let has_ended =
                 self.ranks.iter().zip(&self.program.of_rank).all(|(rank, of)| rank.done == of.len());
-            match self.coordinator.next_tick() {
+            match self.cut.next_tick() {
                 Some(next) => {
-                    self.outcome.stuck +=
-                        u32::from(!matches!(self.coordinator.state(), State::BackingOff { .. }));
-                    self.pass(next)?;
+                    self.outcome.stuck += u32::from(!self.is_backing_off());
+                    self.pass(next);
                 }
                 None if has_ended => return self.check_end(),
                 // The others wait for the killed rank, with and without checkpoints.
@@ -164,15 +202,108 @@ impl<'a> World<'a> {
 
     /// Does one thing, if it can be done.
     fn act(&mut self, action: usize) -> Result<bool, String> {
-        let count = self.ranks.len();
-        let rank = action % count;
-        match action / count {
-            0 => self.step(rank),
-            1 => Ok(self.follow(rank)),
-            2 => Ok(self.report(rank)),
-            3 => Ok(self.receive(rank)),
-            _ if action == 4 * count => Ok(self.request()),
-            _ => self.expire(),
+        let (ranks, launchers) = (self.ranks.len(), self.launchers.len());
+        let rank = action % ranks;
+        match action / ranks {
+            0 => return self.step(rank),
+            1 => return Ok(self.follow(rank)),
+            2 => return Ok(self.report(rank)),
+            3 => return Ok(self.receive(rank)),
+            _ => {}
+        }
+        let action = action - 4 * ranks;
+        match action / launchers {
+            0 => self.serve(action % launchers),
+            1 => Ok(self.hear(action % launchers)),
+            2 => Ok(self.deliver(action % launchers)),
+            _ if action == 3 * launchers => Ok(self.request()),
+            _ => Ok(self.expire()),
+        }
+    }
+
+    fn is_backing_off(&self) -> bool {
+        matches!(self.cut.coordinator().state(), State::BackingOff { .. })
+    }
+
+    /// A launcher does what is to be done for the request.
+    fn serve(&mut self, index: usize) -> Result<bool, String> {
+        let count = self.launchers.len();
+        let is_connecting = |(rank, one): (usize, &Rank)| {
+            rank % count == index && one.outbox.iter().any(|one| matches!(one, FromRank::Joined))
+        };
+        let is_settled = !self.ranks.iter().enumerate().any(is_connecting);
+        let is_unaware = self.run.flaw == Some(Flaw::NotClosed);
+        let of_all = |stage| self.launchers.iter().all(|one| one.stage == stage);
+        let (all_reached, all_failed) = (of_all(Stage::Reached), of_all(Stage::Failed));
+        let launcher = &mut self.launchers[index];
+        match launcher.stage {
+            Stage::Wanted => {
+                let ranks = launcher.ranks.iter().map(|rank| named(*rank)).collect();
+                launcher.outbox.push_back(FromLauncher::Begin { ranks: Some(ranks) });
+                launcher.stage = Stage::Begun;
+            }
+            Stage::Closing(round) if is_settled || is_unaware => {
+                launcher.outbox.push_back(FromLauncher::Closed { round });
+                launcher.stage = Stage::Closed;
+            }
+            Stage::Reached if all_reached => {
+                self.check_cut()?;
+                self.outcome.cuts += 1;
+                for rank in 0..self.ranks.len() {
+                    self.ranks[rank].inbox.push_back(Order::Release);
+                }
+                self.launchers.iter_mut().for_each(|one| one.stage = Stage::Idle);
+            }
+            Stage::Failed if all_failed => {
+                let State::Failed(failure) = self.cut.coordinator().state() else {
+                    return Err("a failure without one".to_owned());
+                };
+                if failure.blockers.is_empty() {
+                    return Err("a failure that names nothing".to_owned());
+                }
+                let mut failure = failure.clone();
+                failure.blockers.iter_mut().filter_map(Blocker::rank_mut).for_each(|rank| {
+                    *rank = RankId(self.cut.connection(*rank));
+                });
+                self.outcome.failures.push(failure);
+                self.launchers.iter_mut().for_each(|one| one.stage = Stage::Idle);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// A launcher takes a message of the coordinator.
+    fn hear(&mut self, index: usize) -> bool {
+        let Some(message) = self.launchers[index].inbox.pop_front() else { return false };
+        self.launchers[index].stage = match message {
+            ToLauncher::Order { connection, order } => {
+                let rank = &mut self.ranks[connection as usize];
+                if let Order::Reach { version, .. } = order {
+                    rank.newest = version;
+                }
+                rank.inbox.push_back(order);
+                return true;
+            }
+            ToLauncher::Close { round } => Stage::Closing(round),
+            ToLauncher::Open => Stage::Begun,
+            ToLauncher::Reached { .. } => Stage::Reached,
+            ToLauncher::Failed { .. } => Stage::Failed,
+        };
+        true
+    }
+
+    /// A message of a launcher arrives.
+    fn deliver(&mut self, index: usize) -> bool {
+        let Some(message) = self.launchers[index].outbox.pop_front() else { return false };
+        self.cut.receive(self.now, index as u32, message);
+        self.send();
+        true
+    }
+
+    fn send(&mut self) {
+        for (launcher, message) in self.cut.take_messages() {
+            self.launchers[launcher as usize].inbox.push_back(message);
         }
     }
 
@@ -181,7 +312,7 @@ impl<'a> World<'a> {
         let next_of_ranks =
             self.ranks.iter().zip(&self.program.of_rank).filter_map(|(rank, of)| of.get(rank.done));
         let is_over = next_of_ranks.min().is_none_or(|next| *next >= self.run.prelude);
-        let is_idle = matches!(self.coordinator.state(), State::Idle | State::Failed(_));
+        let is_idle = self.launchers.iter().all(|launcher| launcher.stage == Stage::Idle);
         if !is_over || !is_idle || self.run.checkpoints == 0 || self.random(8) > 0 && self.can_any_step() {
             return false;
         }
@@ -192,28 +323,32 @@ impl<'a> World<'a> {
     fn begin_checkpoint(&mut self) {
         self.run.checkpoints -= 1;
         self.begun_at_count.clear();
-        self.coordinator.request(self.now);
+        self.cut.begin();
+        for launcher in &mut self.launchers {
+            // What is under way belongs to the request before.
+            (launcher.stage, launcher.inbox, launcher.outbox) =
+                (Stage::Wanted, VecDeque::new(), VecDeque::new());
+        }
     }
 
     fn can_any_step(&self) -> bool {
         self.ranks.iter().zip(&self.program.of_rank).any(|(rank, of)| rank.done < of.len())
     }
 
-    fn expire(&mut self) -> Result<bool, String> {
-        let is_backing_off = matches!(self.coordinator.state(), State::BackingOff { .. });
-        match self.coordinator.next_tick() {
-            Some(next) if (self.run.expires || is_backing_off) && self.random(64) == 0 => {
-                self.pass(next)?;
-                Ok(true)
+    fn expire(&mut self) -> bool {
+        match self.cut.next_tick() {
+            Some(next) if (self.run.expires || self.is_backing_off()) && self.random(64) == 0 => {
+                self.pass(next);
+                true
             }
-            _ => Ok(false),
+            _ => false,
         }
     }
 
-    fn pass(&mut self, to: Duration) -> Result<(), String> {
+    fn pass(&mut self, to: Duration) {
         self.now = to;
-        self.coordinator.tick(to);
-        self.look_at_coordinator()
+        self.cut.tick(to);
+        self.send();
     }
 
     /// The agent follows an order.
@@ -249,56 +384,36 @@ impl<'a> World<'a> {
             return false;
         }
         rank.last_report.clone_from(&report);
-        rank.outbox.extend(report.map(ToCoordinator::Report));
+        rank.outbox.extend(report.map(FromRank::Report));
         true
     }
 
+    /// A launcher takes a message of a rank.
     fn receive(&mut self, rank: usize) -> bool {
-        let id = RankId(rank as u64);
-        match self.ranks[rank].outbox.pop_front() {
-            None => return false,
-            Some(ToCoordinator::Joined) => self.coordinator.join(id, self.now),
-            Some(ToCoordinator::Ended) => self.coordinator.leave(id),
-            Some(ToCoordinator::Report(mut report)) => {
+        let Some(message) = self.ranks[rank].outbox.pop_front() else { return false };
+        let index = rank % self.launchers.len();
+        let launcher = &mut self.launchers[index];
+        let connection = rank as u64;
+        let message = match message {
+            FromRank::Joined => {
+                launcher.ranks.insert(rank);
+                FromLauncher::Joined { rank: named(rank) }
+            }
+            FromRank::Ended => {
+                launcher.ranks.remove(&rank);
+                FromLauncher::Left { connection }
+            }
+            FromRank::Report(mut report) => {
                 if self.run.flaw == Some(Flaw::OldVersion) && report.version > 0 {
                     report.version = self.ranks[rank].newest;
                 }
-                self.coordinator.receive(id, report);
+                FromLauncher::Report { connection, report }
             }
+        };
+        if !matches!(launcher.stage, Stage::Idle | Stage::Wanted) {
+            launcher.outbox.push_back(message);
         }
         true
-    }
-
-    /// Sends what the coordinator has to say, and checks a cut.
-    fn look_at_coordinator(&mut self) -> Result<(), String> {
-        for (RankId(rank), order) in self.coordinator.take_orders() {
-            let Some(rank) = self.ranks.get_mut(rank as usize) else { continue };
-            if let Order::Reach { version, .. } = order {
-                rank.newest = version;
-            }
-            rank.inbox.push_back(order);
-        }
-        match self.coordinator.state() {
-            State::Cut => {
-                let joins = |rank: &Rank| rank.outbox.iter().any(|one| matches!(one, ToCoordinator::Joined));
-                // The launcher takes all connections before it trusts a cut.
-                if !self.ranks.iter().any(joins) {
-                    self.check_cut()?;
-                    self.outcome.cuts += 1;
-                    self.coordinator.release();
-                    return self.look_at_coordinator();
-                }
-            }
-            State::Failed(failure) => {
-                if failure.blockers.is_empty() {
-                    return Err("a failure that names nothing".to_owned());
-                }
-                self.outcome.failures.push(failure.clone());
-                self.coordinator.release();
-            }
-            _ => {}
-        }
-        Ok(())
     }
 
     fn check_cut(&self) -> Result<(), String> {
@@ -364,8 +479,13 @@ impl<'a> World<'a> {
     fn step(&mut self, rank: usize) -> Result<bool, String> {
         let program = self.program;
         if !self.ranks[rank].has_joined {
+            let stage = self.launchers[rank % self.launchers.len()].stage;
+            let is_closed = matches!(stage, Stage::Closing(_) | Stage::Closed | Stage::Reached);
+            if is_closed && self.run.flaw != Some(Flaw::NotClosed) {
+                return Ok(false);
+            }
             self.ranks[rank].has_joined = true;
-            self.ranks[rank].outbox.push_back(ToCoordinator::Joined);
+            self.ranks[rank].outbox.push_back(FromRank::Joined);
             return Ok(true);
         }
         if self.is_killed(rank) {
@@ -431,7 +551,7 @@ impl<'a> World<'a> {
         let rank = &mut self.ranks[rank];
         rank.has_ended = true;
         rank.in_call = None;
-        rank.outbox.push_back(ToCoordinator::Ended);
+        rank.outbox.push_back(FromRank::Ended);
     }
 
     fn entry(&self, rank: usize, on: On) -> Arc<Entry> {
