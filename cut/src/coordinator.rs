@@ -92,6 +92,19 @@ impl Rank {
             && !self.is_open
             && self.targets.iter().all(|(member, target)| sequence(report, *member) >= *target)
     }
+
+    /// Whether all targets stay as they are after this report: the rank has begun nothing that its targets do not ask for,
+    /// and its communicators are the same.
+    fn keeps_targets(&self, report: &Report) -> bool {
+        let Some(before) = &self.report else { return false };
+        let is_asked_for = |(before, now): (&MemberReport, &MemberReport)| {
+            let has_moved = before.sequence != now.sequence;
+            (before.member, before.role, before.sequence > 0) == (now.member, now.role, now.sequence > 0)
+                && (!has_moved || self.targets.get(&now.member).is_some_and(|target| now.sequence <= *target))
+        };
+        before.members.len() == report.members.len()
+            && before.members.iter().zip(&report.members).all(is_asked_for)
+    }
 }
 
 /// What a report says of a member; its members are sorted.
@@ -115,6 +128,10 @@ pub struct Coordinator {
     /// Attempts of this request.
     tries: u32,
     deadline: Duration,
+    /// Number of ranks that have not reported.
+    silent: usize,
+    /// Number of ranks that are not ready.
+    unready: usize,
     orders: Vec<(RankId, Order)>,
 }
 
@@ -130,6 +147,8 @@ impl Coordinator {
             attempt: 0,
             tries: 0,
             deadline: Duration::ZERO,
+            silent: 0,
+            unready: 0,
             orders: Vec::new(),
         }
     }
@@ -171,7 +190,8 @@ impl Coordinator {
     /// A rank has connected. While a cut is wanted it takes part in it, and a cut that was reached is not one any more: the
     /// attempt gets its whole time again.
     pub fn join(&mut self, rank: RankId, now: Duration) {
-        self.ranks.insert(rank, Rank::default());
+        let before = self.ranks.insert(rank, Rank::default());
+        self.silent += usize::from(before.is_none_or(|before| before.report.is_some()));
         if self.state == State::Cut {
             self.deadline = now + self.settings.timeout;
         }
@@ -184,7 +204,8 @@ impl Coordinator {
     /// A rank has ended, whether it exited or was killed. The other members of its communicators are not held to what it
     /// had begun.
     pub fn leave(&mut self, rank: RankId) {
-        self.ranks.remove(&rank);
+        let before = self.ranks.remove(&rank);
+        self.silent -= usize::from(before.is_some_and(|before| before.report.is_none()));
         self.evaluate();
     }
 
@@ -210,8 +231,20 @@ impl Coordinator {
         if let (true, Some(known)) = (is_current, self.ranks.get_mut(&rank)) {
             report.members.sort_by_key(|one| one.member);
             self.aliases.learn(&report);
-            known.report = Some(report);
-            self.evaluate();
+            let keeps_targets = known.keeps_targets(&report);
+            let was_ready = known.is_ready();
+            self.silent -= usize::from(known.report.replace(report).is_none());
+            if !keeps_targets || self.state == State::Counting {
+                return self.evaluate();
+            }
+            // Most reports of many ranks are such: each has to cost little.
+            match (was_ready, known.is_ready()) {
+                (true, false) => self.unready += 1,
+                (false, true) => self.unready -= 1,
+                _ => {}
+            }
+            debug_assert!(self.has_sent(&targets(self.reports(), &self.aliases)), "the targets have changed");
+            self.settle();
         }
     }
 
@@ -244,6 +277,7 @@ impl Coordinator {
         self.tries += 1;
         self.deadline = now + self.settings.timeout;
         self.state = State::Counting;
+        self.silent = self.ranks.len();
         for (id, rank) in &mut self.ranks {
             *rank = Rank::default();
             self.orders.push((*id, Order::Count { attempt: self.attempt }));
@@ -273,7 +307,7 @@ impl Coordinator {
         if !self.is_attempting() && self.state != State::Cut {
             return;
         }
-        if self.state == State::Counting && self.ranks.values().any(|rank| rank.report.is_none()) {
+        if self.state == State::Counting && self.silent > 0 {
             return;
         }
         self.state = State::Reaching;
@@ -294,9 +328,21 @@ impl Coordinator {
             (rank.targets, rank.is_open) = (targets, is_open);
             self.orders.push((*id, order));
         }
-        if self.ranks.values().all(Rank::is_ready) {
-            self.state = State::Cut;
-        }
+        self.unready = self.ranks.values().filter(|rank| !rank.is_ready()).count();
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        self.state = if self.unready == 0 { State::Cut } else { State::Reaching };
+    }
+
+    /// Whether all ranks that have reported have these targets.
+    fn has_sent(&self, targets: &Targets) -> bool {
+        let none = BTreeMap::new();
+        let is_open = !targets.incomplete.is_empty();
+        self.ranks.iter().filter(|(_, rank)| rank.report.is_some()).all(|(id, rank)| {
+            rank.is_open == is_open && rank.targets == *targets.of_ranks.get(id).unwrap_or(&none)
+        })
     }
 
     fn failure(&self) -> Failure {

@@ -13,19 +13,21 @@
 //! and stay parked. An agent that returns later than the release is released when it registers.
 //!
 //! The cut counts only when no process is unknown: the launcher stops listening, waits for the hello of every connection,
-//! and looks again. The listener stays off until the agents are detached.
+//! and says so. The listener stays off until the agents are detached.
+//!
+//! The coordinator is here ([`JobCut`] with one launcher), or serves the launchers of all nodes ([`JobLead`]).
 //!
 //! No rank is released before all detached processes are back: it would use memory that its peers still restore.
 //! Orders go through one queue, so that each agent gets them in their order. An agent that cannot be told loses its
 //! connection, and then releases its process itself.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ckpt_cut::{Coordinator, Order, RankId, Report, Settings, State as CutState};
+use ckpt_cut::{FromLauncher, JobCut, NamedRank, Order, Report, Settings, ToLauncher};
 use ckpt_protocol::agent::ToAgent;
 use tracing::{debug, warn};
 
@@ -34,58 +36,131 @@ use super::state::{Phase, State};
 use super::{Agents, STACK_BYTES, Shared};
 use crate::sys::deadline::{CUT_ATTEMPTS, CUT_BACK_OFF, CUT_TIMEOUT, PROCESS_POLL_INTERVAL};
 
+/// Times and tries of a cut.
+pub const SETTINGS: Settings =
+    Settings { timeout: CUT_TIMEOUT, attempts: CUT_ATTEMPTS, back_off: CUT_BACK_OFF };
+
+/// The way to the coordinator of a job on several nodes, for one cut.
+pub trait JobLead: Send + Sync {
+    /// Has `take` called with what the coordinator tells this launcher.
+    fn listen(&self, take: Arc<dyn Fn(ToLauncher) + Send + Sync>);
+
+    /// Tells the coordinator. Must not block.
+    fn tell(&self, message: FromLauncher);
+}
+
 /// The state of the cut.
 pub(super) struct Cut {
-    coordinator: Coordinator,
-    ranks: BTreeSet<u64>,
+    /// The coordinator, unless there is a lead.
+    own: JobCut,
+    lead: Option<Arc<dyn JobLead>>,
+    /// Names of the ranks, by connection.
+    ranks: BTreeMap<u64, String>,
     /// The zero of the coordinator's clock.
     epoch: Instant,
     /// The number of the request or hold that has not been released.
     hold: Option<u64>,
     /// The number of the newest one.
     newest: u64,
+    /// The coordinator has been asked for a cut, and has not answered.
+    is_wanted: bool,
+    /// No connection is to be accepted: the number of the coordinator's message.
+    close: Option<u64>,
+    /// What the coordinator has answered.
+    answer: Option<Result<CutAnswer, String>>,
+    /// Since when ranks are parked without a break.
+    parked_since: Option<Instant>,
     /// Orders that have not been sent, by connection.
     orders: VecDeque<(u64, Order)>,
 }
 
+/// A cut.
+#[derive(Clone, Copy)]
+struct CutAnswer {
+    has_communicators: bool,
+    attempts: u32,
+}
+
 impl Default for Cut {
     fn default() -> Self {
-        Self::new(Settings { timeout: CUT_TIMEOUT, attempts: CUT_ATTEMPTS, back_off: CUT_BACK_OFF })
+        Self::new(SETTINGS)
     }
 }
 
 impl Cut {
     pub(super) fn new(settings: Settings) -> Self {
         Self {
-            coordinator: Coordinator::new(settings),
-            ranks: BTreeSet::new(),
+            own: JobCut::new(settings, 1),
+            lead: None,
+            ranks: BTreeMap::new(),
             epoch: Instant::now(),
             hold: None,
             newest: 0,
+            is_wanted: false,
+            close: None,
+            answer: None,
+            parked_since: None,
             orders: VecDeque::new(),
         }
     }
 
     /// An agent that supports the cut has registered; `is_back` if it had been away.
-    pub(super) fn join(&mut self, connection: u64, is_back: bool) {
-        self.ranks.insert(connection);
-        self.coordinator.join(RankId(connection), self.epoch.elapsed());
+    pub(super) fn join(&mut self, connection: u64, name: String, is_back: bool) {
+        self.ranks.insert(connection, name.clone());
         if is_back && self.hold.is_none() {
             self.orders.push_back((connection, Order::Release));
         }
-        self.queue_orders();
+        self.tell(FromLauncher::Joined { rank: NamedRank { connection, name } });
     }
 
     /// A connection has ended.
     pub(super) fn leave(&mut self, connection: u64) {
-        if self.ranks.remove(&connection) {
-            self.coordinator.leave(RankId(connection));
-            self.queue_orders();
+        if self.ranks.remove(&connection).is_some() {
+            self.tell(FromLauncher::Left { connection });
         }
     }
 
-    fn queue_orders(&mut self) {
-        self.orders.extend(self.coordinator.take_orders().into_iter().map(|(rank, order)| (rank.0, order)));
+    /// Tells the coordinator, if a cut is wanted.
+    fn tell(&mut self, message: FromLauncher) {
+        match &self.lead {
+            _ if !self.is_wanted => {}
+            Some(lead) => lead.tell(message),
+            None => {
+                self.own.receive(self.epoch.elapsed(), 0, message);
+                self.take_own();
+            }
+        }
+    }
+
+    fn take_own(&mut self) {
+        self.own.take_messages().into_iter().for_each(|(_, message)| self.take(message));
+    }
+
+    /// The coordinator says something.
+    fn take(&mut self, message: ToLauncher) {
+        match message {
+            _ if !self.is_wanted => {}
+            ToLauncher::Order { connection, order } => {
+                match &order {
+                    Order::Count { .. } => {
+                        self.parked_since.get_or_insert_with(Instant::now);
+                    }
+                    Order::Release => self.parked_since = None,
+                    Order::Reach { .. } => {}
+                }
+                self.orders.push_back((connection, order));
+            }
+            ToLauncher::Close { round } => self.close = Some(round),
+            ToLauncher::Open => self.close = None,
+            ToLauncher::Reached { has_communicators, attempts } => {
+                self.is_wanted = false;
+                self.answer = Some(Ok(CutAnswer { has_communicators, attempts }));
+            }
+            ToLauncher::Failed { why } => {
+                self.is_wanted = false;
+                self.answer = Some(Err(why));
+            }
+        }
     }
 
     fn hold(&mut self) -> u64 {
@@ -96,32 +171,30 @@ impl Cut {
         self.newest
     }
 
-    fn request(&mut self) -> u64 {
+    fn request(&mut self, lead: Option<Arc<dyn JobLead>>) -> u64 {
         let hold = self.hold();
-        self.coordinator.request(self.epoch.elapsed());
-        self.queue_orders();
+        (self.is_wanted, self.close, self.answer, self.lead) = (true, None, None, lead);
+        self.own.begin();
+        let named =
+            |(connection, name): (&u64, &String)| NamedRank { connection: *connection, name: name.clone() };
+        let ranks = Some(self.ranks.iter().map(named).collect());
+        self.tell(FromLauncher::Begin { ranks });
         hold
     }
 
     fn tick(&mut self) {
-        self.coordinator.tick(self.epoch.elapsed());
-        self.queue_orders();
-    }
-
-    /// The cut is reached: the ranks stay parked, whatever connections come and go.
-    fn keep(&mut self) {
-        self.coordinator.release();
-        drop(self.coordinator.take_orders());
+        self.own.tick(self.epoch.elapsed());
+        self.take_own();
     }
 
     fn release(&mut self) {
         if self.hold.take().is_some() {
-            if *self.coordinator.state() == CutState::Idle {
-                self.orders.extend(self.ranks.iter().map(|rank| (*rank, Order::Release)));
-            }
+            (self.is_wanted, self.lead) = (false, None);
+            self.own.end();
             // After a failure, or during a back-off, the ranks run already.
-            self.coordinator.release();
-            self.queue_orders();
+            if self.parked_since.take().is_some() {
+                self.orders.extend(self.ranks.keys().map(|rank| (*rank, Order::Release)));
+            }
         }
     }
 }
@@ -148,8 +221,9 @@ pub struct CutCost {
 }
 
 impl Agents {
-    /// Has all ranks stop at a consistent cut, for `limit` at most. Then no connection can be made until the agents are
-    /// detached, or the cut is dropped. Ends early if `is_over`: the checkpoint is not wanted any more.
+    /// Has all ranks stop at a consistent cut, for `limit` at most; with a `lead`, those of all nodes. Then no connection
+    /// can be made until the agents are detached, or the cut is dropped. Ends early if `is_over`: the checkpoint is not
+    /// wanted any more.
     ///
     /// # Errors
     /// [`QuiesceError::NoCut`] if the attempts are used up, [`QuiesceError::Withdrawn`] if it is over,
@@ -158,63 +232,78 @@ impl Agents {
     pub fn reach_cut(
         &self,
         limit: Duration,
+        lead: Option<Arc<dyn JobLead>>,
         is_over: &dyn Fn() -> bool,
     ) -> Result<HeldCut<'_>, QuiesceError> {
         let called = Instant::now();
         let end = called + limit;
-        let hold = self.await_all_returned(limit, end)?.cut.request();
         let begun = Instant::now();
-        let mut held = HeldCut { agents: self, hold, parked_since: begun, cost: None };
-        let mut attempts = 1;
-        let mut is_listening = true;
+        let mut held = {
+            let mut state = self.await_all_returned(limit, end)?;
+            if let Some(lead) = &lead {
+                let (shared, hold) = (Arc::downgrade(&self.shared), state.cut.newest + 1);
+                lead.listen(Arc::new(move |message| {
+                    if let Some(shared) = shared.upgrade() {
+                        shared.take_from_lead(hold, message);
+                    }
+                }));
+            }
+            let hold = state.cut.request(lead);
+            HeldCut { agents: self, hold, parked_since: begun, cost: None }
+        };
+        let (mut is_listening, mut closed, mut has_given_up) = (true, None, false);
         loop {
             self.shared.send_orders();
             let mut state = self.shared.lock();
             state.cut.tick();
-            if state.cut.coordinator.tries() > attempts {
-                attempts = state.cut.coordinator.tries();
-                held.parked_since = Instant::now();
-            }
-            match state.cut_progress(is_listening) {
-                Progress::Reached => {
-                    let has_communicators = state.cut.coordinator.has_communicators();
+            state.detached.retain(|one| !one.handle.has_ended());
+            match state.cut.answer.take() {
+                Some(Ok(CutAnswer { has_communicators, attempts })) => {
+                    held.parked_since = state.cut.parked_since.unwrap_or(begun);
                     held.cost = has_communicators.then(|| CutCost { duration: begun.elapsed(), attempts });
-                    state.cut.keep();
                     return Ok(held);
                 }
-                Progress::Failed(reason) => {
-                    return Err(QuiesceError::NoCut { reason, after: called.elapsed() });
-                }
-                Progress::Confirm => {
+                Some(Err(reason)) => return Err(QuiesceError::NoCut { reason, after: called.elapsed() }),
+                None => {}
+            }
+            match state.cut.close {
+                Some(_) if is_listening => {
                     drop(state);
                     self.stop_listening();
                     is_listening = false;
                 }
-                Progress::Undone => {
+                // A process that detaches late, for an earlier attempt, has to return.
+                Some(round) if closed != Some(round) && state.is_settled() => {
+                    closed = Some(round);
+                    state.cut.tell(FromLauncher::Closed { round });
+                }
+                None if !is_listening => {
                     drop(state);
                     self.listen_for_ranks();
                     is_listening = true;
                 }
-                Progress::Waiting if is_over() => return Err(QuiesceError::Withdrawn),
-                Progress::Waiting if Instant::now() >= end => {
-                    if *state.cut.coordinator.state() == CutState::Cut {
-                        return Err(QuiesceError::Deadline {
-                            deadline: limit,
-                            unanswered: state.unsettled(),
-                        });
+                _ if is_over() => return Err(QuiesceError::Withdrawn),
+                _ if Instant::now() >= end && !has_given_up => {
+                    has_given_up = true;
+                    let unanswered = state.unsettled();
+                    let why = "not all processes of the job have answered in time".to_owned();
+                    state.cut.tell(FromLauncher::GivesUp { why });
+                    if state.cut.close.is_some() && !unanswered.is_empty() {
+                        return Err(QuiesceError::Deadline { deadline: limit, unanswered });
                     }
-                    state.cut.coordinator.give_up();
-                    state.cut.queue_orders();
                 }
-                Progress::Waiting => self.shared.wait(&mut state, PROCESS_POLL_INTERVAL),
+                _ => self.shared.wait(&mut state, PROCESS_POLL_INTERVAL),
             }
         }
     }
 
     /// Keeps the ranks parked that a restore brings back, until this is dropped.
     pub fn hold_cut(&self) -> HeldCut<'_> {
-        let hold = self.shared.lock().cut.hold();
-        HeldCut { agents: self, hold, parked_since: Instant::now(), cost: None }
+        let mut state = self.shared.lock();
+        let hold = state.cut.hold();
+        let parked_since = *state.cut.parked_since.insert(Instant::now());
+        drop(state);
+        HeldCut { agents: self, hold, parked_since, cost: None }
     }
 
     /// Listens again if the cut has stopped that. Otherwise tried again when the next cut ends.
@@ -247,38 +336,10 @@ impl Drop for HeldCut<'_> {
     }
 }
 
-/// What the loop of [`Agents::reach_cut`] does next.
-enum Progress {
-    /// The ranks have reached the cut: stop listening, to find out whether any process is unknown.
-    Confirm,
-    /// It is a cut of all processes.
-    Reached,
-    /// It is not one any more: new ranks have to be able to connect.
-    Undone,
-    /// Why there is none, for the user.
-    Failed(String),
-    Waiting,
-}
-
 impl State {
-    fn cut_progress(&mut self, is_listening: bool) -> Progress {
-        self.detached.retain(|one| !one.handle.has_ended());
-        if let CutState::Failed(failure) = self.cut.coordinator.state() {
-            return Progress::Failed(failure.describe(|rank| self.name_of_rank(rank)));
-        }
-        // A process that detaches late, for an earlier attempt, has to return.
-        let is_cut = *self.cut.coordinator.state() == CutState::Cut && self.detached.is_empty();
-        match (is_cut, is_listening) {
-            (true, true) => Progress::Confirm,
-            (true, false) if self.unsettled().is_empty() => Progress::Reached,
-            (false, false) => Progress::Undone,
-            _ => Progress::Waiting,
-        }
-    }
-
-    fn name_of_rank(&self, rank: RankId) -> String {
-        let connection = self.connections.get(&rank.0);
-        connection.map_or_else(|| "a process that has ended".to_owned(), |one| one.process.to_string())
+    /// Whether all processes are known and have answered all earlier requests.
+    fn is_settled(&self) -> bool {
+        self.detached.is_empty() && self.unsettled().is_empty()
     }
 
     /// Processes that may be ranks, and those that have not answered an earlier request to detach.
@@ -307,11 +368,20 @@ impl Shared {
     /// Takes a rank's report.
     pub(super) fn receive_steps(&self, id: u64, report: Report) {
         let mut state = self.lock();
-        state.cut.coordinator.receive(RankId(id), report);
-        state.cut.queue_orders();
+        state.cut.tell(FromLauncher::Report { connection: id, report });
         self.changed.notify_all();
         drop(state);
         self.send_orders();
+    }
+
+    /// The coordinator of all nodes has a message, for the request with this number. Its orders are sent by the thread that
+    /// has made the request.
+    fn take_from_lead(&self, hold: u64, message: ToLauncher) {
+        let mut state = self.lock();
+        if state.cut.hold == Some(hold) {
+            state.cut.take(message);
+            self.changed.notify_all();
+        }
     }
 
     /// Sends the orders that are waiting, also those of other threads.

@@ -91,7 +91,7 @@ use tracing::warn;
 use acceptor::Acceptor;
 pub use activity::{Activity, ActivityProbe, GpuActivity};
 use broker::Broker;
-pub use cut::{CutCost, HeldCut};
+pub use cut::{CutCost, HeldCut, JobLead, SETTINGS as CUT_SETTINGS};
 use device_files::DeviceFiles;
 pub use mirrors::Mirror;
 #[cfg(test)]

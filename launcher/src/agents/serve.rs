@@ -328,7 +328,7 @@ impl Shared {
             state.holdings.forget(hello.pid)
         });
         if hello.supports_cut {
-            state.cut.join(id, arrival.returned.is_some());
+            state.cut.join(id, arrival.process.to_string(), arrival.returned.is_some());
         }
         debug!(id, process = %arrival.process, "an agent has registered");
         if let Some(loss) = arrival.loss() {

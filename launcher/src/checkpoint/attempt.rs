@@ -22,7 +22,7 @@ use crate::files::inventory::{INVENTORY, Inventory};
 use crate::files::sources::StagedFile;
 use crate::files::staging::{StagedDir, Staging};
 use crate::files::tracking;
-use crate::gpu::device_memory;
+use crate::gpu::device_memory::{self, StoredProcess};
 use crate::job::ownership::{ClaimedElsewhere, OwnershipError};
 use crate::job::status::unix_ms;
 use crate::namespace::{NamespaceError, Survey};
@@ -224,8 +224,9 @@ impl Attempt<'_> {
         failed.extend(self.parts.job.agents.iter().flat_map(Agents::take_failed));
         dumped.failed_process = history.failures.note(failed, Instant::now());
         let phases = dumped.phases;
-        let (manifest, unread_bytes) = self.persist(id, writer, dumped, &copies, &inventory)?;
+        let (manifest, device) = self.persist(id, writer, dumped, &copies, &inventory)?;
         self.await_commit(&manifest)?;
+        let unread_bytes = self.note_stored(&manifest, &device);
         let uncovered_files = inventory.uncovered.clone();
         history.files.committed(&manifest, inventory);
         let saved = self.saved(&manifest, phases, unread_bytes, in_memory, uncovered_files);
@@ -365,8 +366,7 @@ impl Attempt<'_> {
         Ok(Arc::new(staging))
     }
 
-    /// Stores the images and the device memory while the job runs. Also returns the bytes that were known to be stored
-    /// already, and not read.
+    /// Stores the images and the device memory while the job runs. Also returns what was stored of the latter.
     fn persist(
         &self,
         id: SnapshotId,
@@ -374,7 +374,7 @@ impl Attempt<'_> {
         dumped: Dumped,
         copies: &StagedDir,
         inventory: &Inventory,
-    ) -> Result<(Manifest, u64), AttemptError> {
+    ) -> Result<(Manifest, Vec<StoredProcess>), AttemptError> {
         let list = serde_json::to_vec(inventory).map_err(|error| AttemptError::Staging(error.into()))?;
         let list_path = RelPath::new(INVENTORY).expect("a plain path");
         let files = dumped.frozen.files.sources(copies);
@@ -382,7 +382,7 @@ impl Attempt<'_> {
         let gpu = device_memory::to_store(&dumped.gpu)?;
         let staged = images.iter().map(|(path, file)| (path, &**file));
         let sources: Vec<_> = staged
-            .chain(gpu.iter().flat_map(device_memory::StoredProcess::sources))
+            .chain(gpu.iter().flat_map(StoredProcess::sources))
             .chain(files.iter().map(|(path, from)| (*path, &**from)))
             .chain([(&list_path, &list as &dyn Source)])
             .collect();
@@ -405,12 +405,18 @@ impl Attempt<'_> {
             return Err(claim.into());
         }
         let manifest = writer.commit(Manifest { version: manifest.least_version(), ..manifest })?;
-        let committed = Arc::new(manifest.clone());
-        gpu.iter().for_each(|stored| stored.record_commit(&committed, &self.parts.store));
+        Ok((manifest, gpu))
+    }
+
+    /// The store has this device memory, and keeps it: mirrors need not. Returns the bytes that were known to be stored
+    /// before, and were not read.
+    fn note_stored(&self, manifest: &Manifest, device: &[StoredProcess]) -> u64 {
+        let manifest = Arc::new(manifest.clone());
+        device.iter().for_each(|stored| stored.record_commit(&manifest, &self.parts.store));
         if let Some(agents) = &self.parts.job.agents {
             self.parts.status.mirror_bytes(agents.free_stored());
         }
-        Ok((manifest, gpu.iter().map(device_memory::StoredProcess::unread_bytes).sum()))
+        device.iter().map(StoredProcess::unread_bytes).sum()
     }
 
     fn manifest(

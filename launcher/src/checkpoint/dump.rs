@@ -101,8 +101,8 @@ pub(super) struct Dumped {
 enum DumpError {
     /// The agents could not detach; an immediate retry would not help.
     Agents(QuiesceError),
-    /// The memory of the GPUs could not be stored.
-    Store(AttemptError),
+    /// The memory of the GPUs could not be stored, or the nodes of the job have given up.
+    Attempt(AttemptError),
     /// CRIU's dump failed.
     Session(SessionError),
 }
@@ -174,7 +174,7 @@ impl Attempt<'_> {
                 Ok(dumped) => return Ok(Dumped { precopied, ..dumped }),
                 Err(DumpError::Agents(QuiesceError::Withdrawn)) => return Err(AttemptError::Withdrawn),
                 Err(DumpError::Agents(error)) => return Err(AttemptError::Agents(error)),
-                Err(DumpError::Store(error)) => return Err(error),
+                Err(DumpError::Attempt(error)) => return Err(error),
                 Err(DumpError::Session(error)) => error,
             };
             for kind in ["images", "shm"] {
@@ -188,7 +188,7 @@ impl Attempt<'_> {
                 precopied.discard(staging);
                 may_help = !matches!(error, SessionError::Timeout);
             }
-            if tries < DUMP_TRIES && may_help && !self.has_captured() {
+            if tries < DUMP_TRIES && may_help && !self.has_one_try() {
                 tracing::debug!("try {tries} of the dump failed: {error}");
                 tries += 1;
                 std::thread::sleep(DUMP_RETRY_DELAY);
@@ -269,19 +269,27 @@ impl Attempt<'_> {
             // The process has exited.
             self.call_back(agents, &away);
         }
-        Err(DumpError::Store(error))
+        Err(DumpError::Attempt(error))
     }
 
     /// Has all ranks of NCCL stop at the same step, while the rest of the job runs on. A job that is being ended has other
     /// uses for its time than a checkpoint that it has not asked for.
     fn reach_cut<'a>(&self, agents: &'a Agents) -> Result<HeldCut<'a>, DumpError> {
         let is_final = self.after_dump != AfterDump::KeepRunning;
-        // The final snapshot has to be taken in the same time.
-        let limit = if is_final { self.freeze_timeout / 2 } else { self.freeze_timeout };
+        // The final snapshot has to be taken in the same time, and so has that of several nodes, whose lease has begun.
+        let is_short = is_final || self.part.is_some();
+        let limit = if is_short { self.freeze_timeout / 2 } else { self.freeze_timeout };
         let CheckpointerParts { cancelled, is_ending, .. } = self.parts;
-        let is_over = || cancelled.load(Ordering::Relaxed) || !is_final && is_ending.load(Ordering::Relaxed);
-        let cut = agents.reach_cut(limit, &is_over).map_err(DumpError::Agents)?;
+        let is_over = || {
+            cancelled.load(Ordering::Relaxed)
+                || !is_final && is_ending.load(Ordering::Relaxed)
+                || self.given_up().is_some()
+        };
+        let cut = agents
+            .reach_cut(limit, self.lead(), &is_over)
+            .map_err(|error| self.given_up().map_or(DumpError::Agents(error), DumpError::Attempt))?;
         faults::hit("cut").map_err(SessionError::from)?;
+        self.has_quiesced().map_err(DumpError::Attempt)?;
         Ok(cut)
     }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   Prepare   survey, space, staging                  ─┐ the job runs
+//!   Quiesce   all ranks of NCCL stop at the same step  │
 //!   Freeze    the packet rule                          │
 //!   Dump      CRIU freezes and captures the tasks      │ barriers of all nodes between these
 //!   Unblock   the packet rule is removed               │
@@ -10,6 +11,7 @@
 //!   Prove     connections to other nodes move on; then the part waits until the global manifest is committed
 //! ```
 
+use crate::agents::JobLead;
 use crate::checkpoint::attempt::{Attempt, AttemptError};
 use crate::checkpoint::dump::Frozen;
 use crate::cluster::sockets::{LauncherConnections, TcpSocket};
@@ -18,6 +20,7 @@ use crate::criu::SessionError;
 use crate::store::tiers;
 use crate::sys::deadline::{NODE_CLOSING_PATIENCE, NODE_CLOSING_POLL_INTERVAL};
 use ckpt_cluster::{Outcome, Step};
+use ckpt_cut::FromLauncher;
 use ckpt_snapshot::{Manifest, NodePart, PartNetwork, SnapshotId, Store};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -56,9 +59,26 @@ impl PartAttempt {
 impl Attempt<'_> {
     /// The vote: everything is ready. Waits until all nodes are.
     pub(super) fn vote(&self) -> Result<(), AttemptError> {
-        let Some(part) = &self.part else { return Ok(()) };
-        part.gate.done(Step::Prepare, Outcome::Done);
-        part.gate.wait(Step::Freeze).map_err(PartAttempt::gate_error)
+        let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
+        gate.done(Step::Prepare, Outcome::Done);
+        gate.wait(Step::Quiesce).map_err(PartAttempt::gate_error)?;
+        if self.parts.job.agents.is_none() {
+            gate.tell(FromLauncher::Begin { ranks: None });
+            self.has_quiesced()?;
+        }
+        Ok(())
+    }
+
+    /// The way to the coordinator of the cut of all nodes.
+    pub(super) fn lead(&self) -> Option<Arc<dyn JobLead>> {
+        self.part.as_ref().map(|part| Arc::clone(&part.gate) as Arc<dyn JobLead>)
+    }
+
+    /// All ranks of this node stand at the cut of all. Waits until all nodes have come so far.
+    pub(super) fn has_quiesced(&self) -> Result<(), AttemptError> {
+        let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
+        gate.done(Step::Quiesce, Outcome::Done);
+        gate.wait(Step::Freeze).map_err(PartAttempt::gate_error)
     }
 
     /// Puts the packet rule in place, and waits until all nodes have done so. A second try of the dump has it already.
@@ -103,9 +123,11 @@ impl Attempt<'_> {
         gate.release()
     }
 
-    /// Whether the other nodes count on what was captured: there is no second try.
-    pub(super) fn has_captured(&self) -> bool {
-        self.part.as_ref().is_some_and(|part| part.gate.has_done(Step::Dump))
+    /// Whether there is no second try of the dump: the other nodes count on what was captured; or agents would have to be
+    /// called back, and the ranks of this node be brought to another cut than those of the others.
+    pub(super) fn has_one_try(&self) -> bool {
+        let has_agents = self.parts.job.agents.is_some();
+        self.part.as_ref().is_some_and(|part| has_agents || part.gate.has_done(Step::Dump))
     }
 
     /// The error of an attempt that another node, or the time, has ended.

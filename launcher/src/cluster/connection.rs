@@ -25,8 +25,10 @@ const MAGIC: &[u8; 16] = b"ckpt-run nodes\r\n";
 const NONCE_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + 4 + NONCE_BYTES;
 const CODE_BYTES: usize = 32;
-/// A list of the parts of a job's history is far shorter.
-const MOST_BYTES: u32 = 1 << 20;
+/// Of a first message, whose sender has not proved that it has the key: a list of the parts of a job's history is far shorter.
+const MOST_BYTES_AT_FIRST: u32 = 1 << 20;
+/// The report of a rank has some 150 bytes for each communicator and for each rank to which it sends or from which it receives.
+const MOST_BYTES: u32 = 16 << 20;
 /// Instead of the length of a message, without a code: the first message of the other side had a wrong one.
 const WRONG_KEY: u32 = u32::MAX;
 const TO_COORDINATOR: &str = "ckpt-run nodes 1: messages to the coordinator";
@@ -113,6 +115,11 @@ impl std::fmt::Debug for Codes {
 }
 
 impl Codes {
+    /// The longest message that may be next.
+    fn most_bytes(&self) -> u32 {
+        if self.next == 0 { MOST_BYTES_AT_FIRST } else { MOST_BYTES }
+    }
+
     fn code(&mut self, content: &[u8]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(&self.next.to_le_bytes()).update(&(content.len() as u64).to_le_bytes()).update(content);
@@ -191,7 +198,8 @@ impl Sender {
     /// Never: each message has a JSON form.
     pub fn send(&mut self, message: &Message) -> io::Result<()> {
         let content = serde_json::to_vec(message).expect("messages have a JSON form");
-        let length = u32::try_from(content.len()).ok().filter(|length| *length <= MOST_BYTES);
+        let most_bytes = self.codes.most_bytes();
+        let length = u32::try_from(content.len()).ok().filter(|length| *length <= most_bytes);
         let length = length.ok_or_else(|| io::Error::other("a message is too long"))?;
         let code = self.codes.code(&content);
         let bytes = [&length.to_le_bytes()[..], &content, code.as_bytes()].concat();
@@ -226,7 +234,7 @@ impl Receiver {
         let mut length = [0; 4];
         read_exact(&self.stream, &mut length)?;
         let length = u32::from_le_bytes(length);
-        if length > MOST_BYTES {
+        if length > self.codes.most_bytes() {
             // Nobody has proved anything with that: only a hint while the connection is new.
             let is_new = self.codes.next == 0 && length == WRONG_KEY;
             return Err(if is_new {

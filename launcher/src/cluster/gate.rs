@@ -12,12 +12,16 @@
 use super::host::Input;
 use super::packet_rule::PacketRule;
 use super::progress::{self, Released};
+use crate::agents::JobLead;
 use ckpt_cluster::{AttemptId, Blame, Outcome, Step};
+use ckpt_cut::{FromLauncher, ToLauncher};
 use ckpt_snapshot::faults;
 use crossbeam_channel::Sender;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// How an attempt has ended.
@@ -32,7 +36,6 @@ pub enum GateEnd {
 }
 
 /// See the module.
-#[derive(Debug)]
 pub struct Gate {
     attempt: AttemptId,
     host: Sender<Input>,
@@ -40,7 +43,13 @@ pub struct Gate {
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("attempt", &self.attempt).finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
 struct State {
     ordered: Vec<Step>,
     done: Vec<Step>,
@@ -49,6 +58,8 @@ struct State {
     released: Option<Released>,
     /// Sockets of the job whose connections have to move on after the release.
     watched: BTreeSet<u64>,
+    /// Takes what the coordinator says of the cut of the job's ranks.
+    take_cut: Option<Arc<dyn Fn(ToLauncher) + Send + Sync>>,
     /// Whether addresses are those of nodes.
     located: BTreeMap<IpAddr, bool>,
     end: Option<GateEnd>,
@@ -215,6 +226,16 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// What the coordinator says of the cut of the job's ranks.
+    pub(super) fn cut(&self, message: ToLauncher) {
+        let state = self.state.lock();
+        let take = state.take_cut.clone().filter(|_| state.end.is_none());
+        drop(state);
+        if let Some(take) = take {
+            take(message);
+        }
+    }
+
     /// Waits for the end of the attempt.
     #[must_use]
     pub fn wait_end(&self) -> GateEnd {
@@ -225,6 +246,16 @@ impl Gate {
                 None => self.changed.wait(&mut state),
             }
         }
+    }
+}
+
+impl JobLead for Gate {
+    fn listen(&self, take: Arc<dyn Fn(ToLauncher) + Send + Sync>) {
+        self.state.lock().take_cut = Some(take);
+    }
+
+    fn tell(&self, message: FromLauncher) {
+        let _ = self.host.send(Input::Ranks { attempt: self.attempt, message });
     }
 }
 

@@ -11,6 +11,7 @@
 //!
 //! After an End each launcher ends its part and exits: who has started the launchers starts them again.
 
+mod cut;
 mod locating;
 mod log;
 #[cfg(test)]
@@ -30,7 +31,9 @@ use anyhow::{Context, Result, anyhow};
 use ckpt_cluster::{
     Action, AttemptId, Blame, Envelope, Event, NodeId, Order, Outcome, Peer, Reason, Settings, Step,
 };
+use ckpt_cut::FromLauncher;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use cut::RanksOfAll;
 use log::LogThread;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -61,6 +64,11 @@ pub(super) enum Input {
     /// Is this the address of a node?
     Locate {
         address: IpAddr,
+    },
+    /// Of the ranks here.
+    Ranks {
+        attempt: AttemptId,
+        message: FromLauncher,
     },
     /// A snapshot is wanted.
     Request,
@@ -288,6 +296,8 @@ struct Host {
     peer: Peer,
     links: BTreeMap<u32, Link>,
     log: Option<LogThread>,
+    /// Node 0: the cut of the ranks of all nodes.
+    ranks: RanksOfAll,
     grace: Duration,
     ports: BTreeSet<u16>,
     addresses: BTreeSet<IpAddr>,
@@ -331,6 +341,7 @@ impl Host {
             peer,
             links,
             log,
+            ranks: RanksOfAll::new(settings.nodes),
             grace,
             ports,
             addresses,
@@ -390,7 +401,8 @@ impl Host {
         let silent = (!self.is_coordinator()).then(|| self.heard + self.settings.silence);
         let stopped = self.stopping.as_ref().and_then(Stopping::deadline);
         let failed = self.failing.as_ref().map(|(_, _, until)| *until);
-        let next = [Some(next), silent, stopped, failed].into_iter().flatten().min().unwrap_or(next);
+        let cut = self.ranks.next_tick().map(|next| self.begun + next);
+        let next = [Some(next), silent, stopped, failed, cut].into_iter().flatten().min().unwrap_or(next);
         // A state machine that wants to be called at once must not keep this thread busy.
         next.max(Instant::now() + Duration::from_millis(1))
     }
@@ -418,6 +430,7 @@ impl Host {
         if self.now() >= self.peer.next_tick() {
             self.peer.tick(self.now());
         }
+        self.tick_cut();
     }
 
     fn take(&mut self, input: Input) {
@@ -446,6 +459,7 @@ impl Host {
                 self.peer.finished(self.now(), attempt, step, outcome);
             }
             Input::Locate { address } => self.tell_coordinator(Message::Locate { address }),
+            Input::Ranks { attempt, message } => self.tell_coordinator(Message::Ranks { attempt, message }),
             Input::Request => self.tell_coordinator(Message::Request),
             Input::PartEnded { code } => {
                 self.has_part_ended = true;
@@ -484,6 +498,12 @@ impl Host {
             Message::Committed { attempt } => self.commit(attempt),
             Message::Locate { address } => self.locate(rank, address),
             Message::Located { address, is_node } => self.located(address, is_node),
+            Message::Ranks { attempt, message } => self.ranks_say(rank, attempt, message),
+            Message::Cut { attempt, message } => {
+                if let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) {
+                    gate.cut(message);
+                }
+            }
             // It was killed, since the session is over.
             Message::PartEnded { .. } if self.is_waiting => {}
             Message::PartEnded { code: 0 } => {
@@ -630,11 +650,13 @@ impl Host {
                 let _ = self.notices.send(Notice::Load(Load { gate, from }));
             }
             Order::End => self.end_earlier(attempt),
-            // Collectives of NCCL are refused.
-            Order::Quiesce { .. } => {
-                self.peer.finished(self.now(), attempt, step, Outcome::Done);
-            }
-            Order::Freeze | Order::Dump | Order::Unblock | Order::Thaw | Order::Store | Order::Prove => {
+            Order::Quiesce { .. }
+            | Order::Freeze
+            | Order::Dump
+            | Order::Unblock
+            | Order::Thaw
+            | Order::Store
+            | Order::Prove => {
                 // In Prove, all nodes have agreed, and the job runs on all.
                 if step != Step::Prove || !self.begins_run(attempt) {
                     self.pass_on(attempt, step);
@@ -718,6 +740,7 @@ impl Host {
 
     fn aborted(&mut self, attempt: AttemptId, step: Step, reason: &Reason) {
         let why = reason.to_string();
+        self.ranks.end(attempt);
         if self.is_waiting {
             return self.give_up(attempt, &why);
         }

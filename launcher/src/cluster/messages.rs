@@ -1,13 +1,14 @@
 //! What the launchers of a job's nodes tell each other, beside the messages of `ckpt-cluster`.
 
 use ckpt_cluster::{AttemptId, Envelope};
+use ckpt_cut::{FromLauncher, ToLauncher};
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -139,6 +140,20 @@ pub enum Message {
         address: IpAddr,
         /// Whether it is that of a node.
         is_node: bool,
+    },
+    /// From a node: of its ranks, in Quiesce.
+    Ranks {
+        /// The checkpoint.
+        attempt: AttemptId,
+        /// What it says.
+        message: FromLauncher,
+    },
+    /// From the coordinator: the answer.
+    Cut {
+        /// The checkpoint.
+        attempt: AttemptId,
+        /// What it says.
+        message: ToLauncher,
     },
     /// From a node: its part of the job has ended by itself.
     PartEnded {

@@ -30,7 +30,7 @@ pub enum Nccl {
     Auto,
     /// By device memory that ranks share, without multicast.
     P2p,
-    /// By sockets of the loopback interface only.
+    /// By sockets only, of the loopback interface if all ranks are on this machine.
     Sockets,
 }
 
@@ -60,13 +60,13 @@ pub struct Contradiction {
     set: Vec<String>,
 }
 
-/// The variables for a job that sees `network`; `get` gives those of the user.
+/// The variables for a job that sees `network` and has all its ranks on this machine or not; `get` gives those of the user.
 ///
 /// # Errors
 /// When the user has set some of them to other values.
 pub fn variables(
     nccl: Nccl,
-    network: Network,
+    (network, is_alone): (Network, bool),
     get: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(String, OsString)>, Contradiction> {
     let mut wanted = nccl.variables().to_vec();
@@ -77,7 +77,7 @@ pub fn variables(
         return Err(Contradiction { how: nccl.name(), set });
     }
     // A private network has no other interface when the job starts.
-    let is_local = nccl != Nccl::Auto || network == Network::Private;
+    let is_local = is_alone && (nccl != Nccl::Auto || network == Network::Private);
     if is_local && get(INTERFACE.0).is_none() {
         wanted.push(INTERFACE);
     }
@@ -90,7 +90,7 @@ mod tests {
 
     fn names(nccl: Nccl, network: Network, user: &[(&str, &str)]) -> Result<Vec<String>, Contradiction> {
         let get = |name: &str| user.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).into());
-        let variables = variables(nccl, network, get)?;
+        let variables = variables(nccl, (network, true), get)?;
         Ok(variables.iter().map(|(name, value)| format!("{name}={}", value.display())).collect())
     }
 
@@ -124,6 +124,12 @@ mod tests {
         assert_eq!(names(Nccl::Auto, Network::Private, &[]).unwrap(), ["NCCL_SOCKET_IFNAME=lo"]);
         // The job may be one machine's part of a larger one.
         assert_eq!(names(Nccl::Auto, Network::Host, &[]).unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn ranks_on_several_nodes_do_not_use_loopback() {
+        let variables = variables(Nccl::Sockets, (Network::Host, false), |_| None).unwrap();
+        assert_eq!(variables.len(), SOCKETS.len());
     }
 
     #[test]

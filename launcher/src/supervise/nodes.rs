@@ -93,10 +93,6 @@ fn check(config: &Config) -> Result<()> {
     }
     let refused = [
         ("--network private: its loopback reaches no other node", config.network == Network::Private),
-        (
-            "the interposer, and so jobs that use GPUs: for a job without them, use --interpose off",
-            config.interpose.library().is_some(),
-        ),
         ("--upload", config.store.upload.is_some()),
         ("--store with the URL of an object store", config.store.url.is_some()),
         ("--persist-every", config.persist_every > 1),

@@ -45,6 +45,8 @@ pub struct Watched {
     pub tree: Tree,
     /// Asks their interposers, if they have any.
     pub activity_probe: Option<ActivityProbe>,
+    /// Whether all ranks of the job are on this machine. Otherwise one that looks late may wait for a rank on another node.
+    pub has_all_ranks: bool,
     /// When a job that makes no progress is ended; `None` is never.
     pub timeout: Option<HangTimeout>,
     /// The polling interval with a timeout; several polls fit into each limit in any case.
@@ -131,7 +133,8 @@ fn watch(watched: &Watched, stopped: &Receiver<()>) -> Option<(String, SystemTim
         let was_asleep =
             now.saturating_duration_since(std::mem::replace(&mut polled, now)) > every * 3 + SLACK;
         let is_disturbed = is_disturbed || was_asleep;
-        let late = late_ranks.update(&seen, now, is_disturbed);
+        let late =
+            if watched.has_all_ranks { late_ranks.update(&seen, now, is_disturbed) } else { Vec::new() };
         status.late_ranks(late.iter().map(|late| late.rank.clone()).collect());
         if let Some(hang) = alarms.update(&late, &watched.journal)
             && watched.timeout == Some(HangTimeout::Auto)

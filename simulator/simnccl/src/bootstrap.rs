@@ -209,6 +209,12 @@ impl Bootstrap {
         Ok(all.chunks(mine.len()).map(<[u8]>::to_vec).collect())
     }
 
+    /// Whether all ranks are on one machine.
+    pub(crate) fn is_on_one_host(&self) -> Result<bool> {
+        let all = self.all_gather(&net::host())?;
+        Ok(all.windows(2).all(|pair| pair[0] == pair[1]))
+    }
+
     /// Waits for all ranks.
     pub(crate) fn barrier(&self) -> Result {
         self.all_gather(&[0]).map(drop)

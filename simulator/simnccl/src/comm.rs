@@ -12,12 +12,12 @@ use parking_lot::Mutex;
 use crate::bootstrap::{Bootstrap, MAX_RANKS, Root};
 use crate::collective::{Call, Work};
 use crate::cuda::{self, Context, Pinned, Stream, call};
-use crate::kernel;
 use crate::nvls::Nvls;
 use crate::proxy::Proxy;
 use crate::transport::Transport;
 use crate::types::{Config, Error, Result, SUCCESS, warn};
 use crate::windows::{Request, Windows};
+use crate::{kernel, net};
 
 /// How often a wait for the end of work looks.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
@@ -193,7 +193,8 @@ impl Comm {
 
     /// Two ranks on one device are refused, unless they are asked for.
     fn check_devices(&self, bootstrap: &Bootstrap) -> Result {
-        let ids = bootstrap.all_gather(&cuda::bus_id(self.device)?)?;
+        let place = [&cuda::bus_id(self.device)?[..], &net::host()].concat();
+        let ids = bootstrap.all_gather(&place)?;
         let is_wanted = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_ok_and(|text| text.trim() == "1");
         let is_same = |(rank, id): (usize, &Vec<u8>)| rank != self.rank && *id == ids[self.rank];
         if !is_wanted && ids.iter().enumerate().any(is_same) {

@@ -1,8 +1,19 @@
-//! Which address of this machine the sockets use.
+//! Which machine this is, and which of its addresses the sockets use.
 
 use std::ffi::CStr;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::Ipv4Addr;
+
+/// The same for all ranks on one machine: a hash of `NCCL_HOSTID`, or else of the name of the host and the number of its
+/// boot (NCCL user guide, "NCCL_HOSTID").
+pub(crate) fn host() -> [u8; 8] {
+    let read = |path: &str| std::fs::read(path).unwrap_or_default();
+    let usual = || [read("/proc/sys/kernel/hostname"), read("/proc/sys/kernel/random/boot_id")].concat();
+    let mut hasher = DefaultHasher::new();
+    std::env::var_os("NCCL_HOSTID").map_or_else(usual, |id| id.into_encoded_bytes()).hash(&mut hasher);
+    hasher.finish().to_le_bytes()
+}
 
 /// An interface with an address.
 struct Interface {

@@ -154,9 +154,10 @@ fn at(base: u64, offset: usize) -> u64 {
 }
 
 impl Transport {
-    /// Connects a rank with all others.
+    /// Connects a rank with all others. If they are on several machines, all use sockets. NCCL has those on the same one
+    /// share memory all the same.
     pub(crate) fn connect(bootstrap: &Bootstrap, context: Context, device: CUdevice) -> Result<Self> {
-        let kind = Kind::choose(device)?;
+        let kind = if bootstrap.is_on_one_host()? { Kind::choose(device)? } else { Kind::Socket };
         warn(&format!("rank {} of {}: {kind:?}", bootstrap.rank, bootstrap.ranks));
         if kind == Kind::Socket {
             socket(bootstrap, context)

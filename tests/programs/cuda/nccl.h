@@ -2,6 +2,8 @@
 #ifndef NCCL_H
 #define NCCL_H
 
+#include <errno.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -39,10 +41,16 @@ enum { UINT32 = 3, SUM = 0, MAX = 2 };
 
 enum { MOST_RANKS = 8, MOST_IDS = 4 };
 
-/* Where rank 0 leaves the unique IDs; shared by all processes. */
+/* Where rank 0 leaves the unique IDs; shared by all processes of a machine. */
 struct meeting {
     ncclUniqueId ids[MOST_IDS];
     volatile int are_there;
+};
+
+/* The ranks of this machine, and the file by which the machines learn the IDs, if there are several. */
+struct part {
+    int first, count;
+    const char *file;
 };
 
 /* The device, the context and the kernel of a rank. The devices are shared if there are fewer than ranks. */
@@ -60,6 +68,34 @@ static inline struct job nccl_start(int rank) {
     return job;
 }
 
+/* Gives the IDs to the other machines. */
+static inline void nccl_publish(const struct meeting *meeting, const char *file) {
+    char temporary[4096];
+    snprintf(temporary, sizeof temporary, "%s.new", file);
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    SYSTEM(fd);
+    if (write(fd, meeting->ids, sizeof meeting->ids) != sizeof meeting->ids) {
+        perror(temporary);
+        exit(1);
+    }
+    SYSTEM(close(fd));
+    SYSTEM(rename(temporary, file));
+}
+
+/* Takes them from the machine of rank 0. */
+static inline void nccl_learn(struct meeting *meeting, const char *file) {
+    int fd;
+    while ((fd = open(file, O_RDONLY)) < 0 && errno == ENOENT) {
+        usleep(1000);
+    }
+    SYSTEM(fd);
+    if (read(fd, meeting->ids, sizeof meeting->ids) != sizeof meeting->ids) {
+        perror(file);
+        exit(1);
+    }
+    SYSTEM(close(fd));
+}
+
 /* Rank 0 makes the IDs, the others wait for them. */
 static inline void nccl_meet(struct meeting *meeting, int rank) {
     if (rank == 0) {
@@ -73,22 +109,31 @@ static inline void nccl_meet(struct meeting *meeting, int rank) {
     }
 }
 
-/* Runs so many ranks, a process each. The exit code is 1 as soon as one has failed. */
-static inline int nccl_run(int ranks, int (*be_rank)(int rank, struct meeting *meeting)) {
+/* Runs the ranks of this machine, a process each. The exit code is 1 as soon as one has failed. */
+static inline int nccl_run_part(struct part part, int (*be_rank)(int rank, struct meeting *meeting)) {
     struct meeting *meeting =
         mmap(NULL, sizeof *meeting, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (meeting == MAP_FAILED) {
         perror("mmap");
         return 1;
     }
-    for (int rank = 0; rank < ranks; rank++) {
+    for (int rank = part.first; rank < part.first + part.count; rank++) {
         pid_t pid = fork();
         SYSTEM(pid);
         if (pid == 0) {
             return be_rank(rank, meeting);
         }
     }
-    for (int ended = 0; ended < ranks; ended++) {
+    if (part.file != NULL && part.first > 0) {
+        nccl_learn(meeting, part.file);
+        meeting->are_there = 1;
+    } else if (part.file != NULL) {
+        while (!meeting->are_there) {
+            usleep(1000);
+        }
+        nccl_publish(meeting, part.file);
+    }
+    for (int ended = 0; ended < part.count; ended++) {
         int status;
         SYSTEM(wait(&status));
         if (status != 0) {
@@ -97,6 +142,11 @@ static inline int nccl_run(int ranks, int (*be_rank)(int rank, struct meeting *m
         }
     }
     return 0;
+}
+
+/* Runs so many ranks, all of them on this machine. */
+static inline int nccl_run(int ranks, int (*be_rank)(int rank, struct meeting *meeting)) {
+    return nccl_run_part((struct part){.count = ranks}, be_rank);
 }
 
 #endif

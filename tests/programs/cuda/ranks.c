@@ -2,9 +2,10 @@
  * streams at the same time, groups, sends and receives, captured collectives, communicators that are split off and
  * destroyed again and again. A rank is late now and then.
  *
- *   ranks STEPS RANKS
+ *   ranks STEPS RANKS [FIRST COUNT FILE]
  *
- * The first process starts the ranks, and ends with 1 as soon as one has failed. Rank 0 prints a line for each step, with
+ * With further arguments, ranks FIRST to FIRST + COUNT - 1 are on this machine, and the machines learn the unique IDs by a
+ * file. The first process starts the ranks, and ends with 1 as soon as one has failed. Rank 0 prints a line for each step, with
  * a checksum over the memory of all ranks. */
 #include "nccl.h"
 
@@ -125,11 +126,15 @@ static int be_rank(int number, struct meeting *meeting) {
 }
 
 int main(int argc, char **argv) {
-    steps = argc == 3 ? (unsigned)atoi(argv[1]) : 0;
-    ranks = argc == 3 ? atoi(argv[2]) : 0;
-    if (steps == 0 || ranks < 2 || ranks > MOST_RANKS) {
-        fprintf(stderr, "usage: %s STEPS RANKS\n", argv[0]);
+    int is_whole = argc == 3;
+    steps = argc >= 3 ? (unsigned)atoi(argv[1]) : 0;
+    ranks = argc >= 3 ? atoi(argv[2]) : 0;
+    if (steps == 0 || ranks < 2 || ranks > MOST_RANKS || (!is_whole && argc != 6)) {
+        fprintf(stderr, "usage: %s STEPS RANKS [FIRST COUNT FILE]\n", argv[0]);
         return 2;
     }
-    return nccl_run(ranks, be_rank);
+    if (is_whole) {
+        return nccl_run(ranks, be_rank);
+    }
+    return nccl_run_part((struct part){.first = atoi(argv[3]), .count = atoi(argv[4]), .file = argv[5]}, be_rank);
 }

@@ -1,9 +1,10 @@
 //! A job on two machines, which are network namespaces with their own stores and directories: killed at any moment, on one
 //! machine or on both, it goes on when the same commands are run again, and computes the same. More machines are in
-//! `ring.rs`.
+//! `ring.rs`, ranks with GPUs in `ranks.rs`.
 
 mod job;
 mod moving;
+mod ranks;
 mod ring;
 
 use ckpt_run_tests::{Running, seeded_rng, until};

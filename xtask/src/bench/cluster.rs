@@ -29,6 +29,9 @@ struct Costs {
     nodes: u32,
     /// From the start of all launchers to the moment when all parts run; once.
     start_s: f64,
+    /// From the moment when the first node is told to bring its ranks, of which each has eight, to a cut to that when all ranks
+    /// of all nodes are there.
+    quiesce_s: f64,
     /// From the moment when the first part is frozen to that when the last one is released.
     cut_overhead_s: f64,
     /// From the request of a snapshot to its commit, as all nodes know it.

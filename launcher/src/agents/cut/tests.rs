@@ -100,7 +100,7 @@ fn without_communicators(attempt: u64) -> Report {
 /// Brings ranks to a cut at which they are parked.
 fn cut_of<'a>(agents: &'a Agents, ranks: &[&UnixStream]) -> HeldCut<'a> {
     thread::scope(|scope| {
-        let reaching = scope.spawn(|| agents.reach_cut(LONG, NEVER));
+        let reaching = scope.spawn(|| agents.reach_cut(LONG, None, NEVER));
         for (rank, stream) in ranks.iter().enumerate() {
             expect_count(stream, 1);
             tell(stream, report(1, 0, rank as u32, 5));
@@ -118,7 +118,7 @@ fn a_rank_that_is_behind_is_told_how_far_to_go() {
     let (_directory, path, agents) = listen(None);
     let [first, second, behind] = &ranks(&agents, &path);
     let held = thread::scope(|scope| {
-        let reaching = scope.spawn(|| agents.reach_cut(LONG, NEVER));
+        let reaching = scope.spawn(|| agents.reach_cut(LONG, None, NEVER));
         for (rank, stream, sequence) in [(0, first, 5), (1, second, 5), (2, behind, 4)] {
             expect_count(stream, 1);
             tell(stream, report(1, 0, rank, sequence));
@@ -169,7 +169,7 @@ fn a_failure_names_processes_and_calls_and_releases_all() {
     thread::scope(|scope| {
         scope.spawn(|| play(parked, 0, 5, &["ncclBroadcast"], 2));
         scope.spawn(|| play(behind, 1, 4, &[], 2));
-        let error = agents.reach_cut(LONG, NEVER).err().expect("no cut");
+        let error = agents.reach_cut(LONG, None, NEVER).err().expect("no cut");
         let QuiesceError::NoCut { reason, after } = &error else { panic!("{error:?}") };
         assert!(*after >= ATTEMPT * 2 + SHORT && error.to_string().contains("(given up after "), "{error}");
         let outside = std::process::id();
@@ -189,7 +189,7 @@ fn a_failure_names_processes_and_calls_and_releases_all() {
 fn a_cut_that_takes_longer_than_the_checkpoint_has_is_given_up() {
     let (_directory, path, agents) = listen(None);
     let [silent] = &ranks(&agents, &path);
-    let error = agents.reach_cut(SHORT, NEVER).err().expect("no cut");
+    let error = agents.reach_cut(SHORT, None, NEVER).err().expect("no cut");
     let QuiesceError::NoCut { reason, .. } = &error else { panic!("{error:?}") };
     assert!(reason.contains("in 1 attempt: process 1") && reason.ends_with("has not answered"), "{reason}");
     expect_count(silent, 1);
@@ -201,7 +201,7 @@ fn a_cut_that_takes_longer_than_the_checkpoint_has_is_given_up() {
 fn a_checkpoint_that_is_not_wanted_any_more_releases_all() {
     let (_directory, path, agents) = listen(None);
     let [rank] = &ranks(&agents, &path);
-    let error = agents.reach_cut(LONG, &|| true).err().expect("withdrawn");
+    let error = agents.reach_cut(LONG, None, &|| true).err().expect("withdrawn");
     assert!(matches!(error, QuiesceError::Withdrawn), "{error:?}");
     expect_count(rank, 1);
     expect_release(rank);
@@ -213,7 +213,7 @@ fn an_agent_that_connects_during_the_cut_takes_part() {
     let (_directory, path, agents) = listen(None);
     let [first] = &ranks(&agents, &path);
     thread::scope(|scope| {
-        let reaching = scope.spawn(|| agents.reach_cut(LONG, NEVER));
+        let reaching = scope.spawn(|| agents.reach_cut(LONG, None, NEVER));
         expect_count(first, 1);
         let new = connect_rank(&path, 2, None);
         expect_count(&new, 1);
@@ -240,7 +240,7 @@ fn the_others_are_cut_without_a_process_that_ends() {
     let (_directory, path, agents) = listen(None);
     let [mut ending, other] = ranks(&agents, &path).map(Some);
     thread::scope(|scope| {
-        let reaching = scope.spawn(|| agents.reach_cut(LONG, NEVER));
+        let reaching = scope.spawn(|| agents.reach_cut(LONG, None, NEVER));
         let (ahead, behind) = (other.as_ref().expect("there"), ending.as_ref().expect("there"));
         for (rank, stream, sequence) in [(0, ahead, 5), (1, behind, 4)] {
             expect_count(stream, 1);
@@ -260,7 +260,7 @@ fn a_job_that_ends_during_the_cut_does_not_keep_it() {
     let (_directory, path, agents) = listen(None);
     let ranks: [_; 2] = ranks(&agents, &path);
     thread::scope(|scope| {
-        let reaching = scope.spawn(|| agents.reach_cut(LONG, NEVER));
+        let reaching = scope.spawn(|| agents.reach_cut(LONG, None, NEVER));
         ranks.iter().for_each(|rank| expect_count(rank, 1));
         drop(ranks);
         drop(reaching.join().expect("no panic").expect("nobody is left"));
@@ -322,7 +322,7 @@ fn ranks_are_released_after_a_refused_quiesce() {
 
 fn cut_again(agents: &Agents, ranks: &[&UnixStream]) {
     thread::scope(|scope| {
-        let reaching = scope.spawn(|| agents.reach_cut(LONG, NEVER));
+        let reaching = scope.spawn(|| agents.reach_cut(LONG, None, NEVER));
         for rank in ranks {
             expect_count(rank, 2);
             tell(rank, without_communicators(2));
@@ -373,7 +373,7 @@ fn an_agent_without_support_is_not_asked() {
     let (_directory, path, agents) = listen(None);
     let old = connect_agent(&path, 1, None);
     until_count(&agents, 1);
-    let held = agents.reach_cut(LONG, NEVER).expect("nothing to wait for");
+    let held = agents.reach_cut(LONG, None, NEVER).expect("nothing to wait for");
     assert_eq!(held.cost, None);
     drop(held);
     expect_nothing(&old);
@@ -391,4 +391,108 @@ fn an_agent_that_cannot_be_told_loses_its_connection() {
     agents.shared.send_orders();
     until_count(&agents, 0);
     while receive(&stopped).is_ok() {}
+}
+
+type Take = Arc<dyn Fn(ToLauncher) + Send + Sync>;
+type Takes = Arc<parking_lot::Mutex<BTreeMap<u32, Take>>>;
+
+/// One of two launchers, each with its own agents.
+struct Lead {
+    launcher: u32,
+    messages: crossbeam_channel::Sender<(u32, FromLauncher)>,
+    takes: Takes,
+}
+
+impl JobLead for Lead {
+    fn listen(&self, take: Take) {
+        self.takes.lock().insert(self.launcher, take);
+    }
+
+    fn tell(&self, message: FromLauncher) {
+        self.messages.send((self.launcher, message)).expect("the coordinator lives longer");
+    }
+}
+
+/// Starts their coordinator.
+fn two_leads() -> [Option<Arc<dyn JobLead>>; 2] {
+    let (messages, inbox) = crossbeam_channel::unbounded();
+    let takes = Takes::default();
+    let lead = |launcher| Lead { launcher, messages: messages.clone(), takes: Arc::clone(&takes) };
+    let leads = [0, 1].map(|launcher| Some(Arc::new(lead(launcher)) as Arc<dyn JobLead>));
+    thread::spawn(move || {
+        let mut cut = JobCut::new(SETTINGS, 2);
+        cut.begin();
+        for (launcher, message) in inbox {
+            cut.receive(Duration::ZERO, launcher, message);
+            for (to, message) in cut.take_messages() {
+                let take = Arc::clone(&takes.lock()[&to]);
+                take(message);
+            }
+        }
+    });
+    leads
+}
+
+#[test]
+fn ranks_of_two_launchers_are_cut_together() {
+    let ((_one, first_path, first), (_two, second_path, second)) = (listen(None), listen(None));
+    let ([ahead], [behind]) = (&ranks(&first, &first_path), &ranks(&second, &second_path));
+    let [one, two] = two_leads();
+    let [held, other] = thread::scope(|scope| {
+        let reaching = scope.spawn(|| first.reach_cut(LONG, one, NEVER));
+        expect_nothing(ahead);
+        let other = scope.spawn(|| second.reach_cut(LONG, two, NEVER));
+        for (rank, stream, sequence) in [(0, ahead, 5), (1, behind, 4)] {
+            expect_count(stream, 1);
+            tell(stream, report(1, 0, rank, sequence));
+        }
+        assert_eq!(expect_reach(ahead), (1, 5));
+        tell(ahead, report(1, 1, 0, 5));
+        assert_eq!(expect_reach(behind), (1, 5));
+        thread::sleep(SHORT);
+        assert!(!reaching.is_finished(), "the rank of the other launcher is behind");
+        tell(behind, report(1, 1, 1, 5));
+        [reaching, other].map(|one| one.join().expect("no panic").expect("a cut"))
+    });
+    assert!(!first_path.exists() && !second_path.exists(), "nobody can connect");
+    assert_eq!([held.cost, other.cost].map(|cost| cost.expect("a communicator").attempts), [1, 1]);
+    drop(held);
+    expect_release(ahead);
+    expect_nothing(behind);
+    drop(other);
+    expect_release(behind);
+}
+
+/// The coordinator is not heard any more: the launcher gives up, and its rank runs on. What the coordinator says later is for
+/// nobody.
+#[test]
+fn a_launcher_without_a_coordinator_releases_its_ranks() {
+    struct Deaf(parking_lot::Mutex<Option<Take>>);
+    impl JobLead for Deaf {
+        fn listen(&self, take: Take) {
+            *self.0.lock() = Some(take);
+        }
+        fn tell(&self, _: FromLauncher) {}
+    }
+    let (_directory, path, agents) = listen(None);
+    let [rank] = &ranks(&agents, &path);
+    let lead = Arc::new(Deaf(parking_lot::Mutex::default()));
+    let count = || ToLauncher::Order { connection: 0, order: Order::Count { attempt: 1 } };
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    let error = thread::scope(|scope| {
+        let reaching = scope
+            .spawn(|| agents.reach_cut(LONG, Some(lead.clone()), &|| is_over.load(Ordering::Relaxed)).err());
+        let take = until("the request", || lead.0.lock().clone());
+        until("the request", || agents.shared.lock().cut.is_wanted.then_some(()));
+        take(count());
+        expect_count(rank, 1);
+        is_over.store(true, Ordering::Relaxed);
+        reaching.join().expect("no panic").expect("no cut")
+    });
+    assert!(matches!(error, QuiesceError::Withdrawn), "{error:?}");
+    expect_release(rank);
+    let take = lead.0.lock().clone().expect("it has listened");
+    take(count());
+    agents.shared.send_orders();
+    expect_nothing(rank);
 }

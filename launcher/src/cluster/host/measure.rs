@@ -2,11 +2,13 @@
 //! captured, stored and restored in no time.
 
 use super::{Cluster, Gate, GateEnd, Input, Load, Notice};
+use crate::agents::JobLead as _;
 use crate::cluster::join::{Member, join};
 use crate::cluster::messages::{HeldPart, StopHow};
 use crate::cluster::{ClusterKey, Coordinator};
 use crate::sys::deadline::{NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT};
 use ckpt_cluster::{Outcome, Settings, Step};
+use ckpt_cut::{FromLauncher, MemberReport, Name, NamedRank, Order, Report, Role, ToLauncher};
 use ckpt_snapshot::{JobDir, JobKey, StoreRoot};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::BTreeSet;
@@ -19,6 +21,9 @@ use std::time::{Duration, Instant};
 /// No step takes nearly as long.
 const LIMIT: Duration = Duration::from_secs(600);
 
+/// Ranks of NCCL on each node.
+const RANKS: u64 = 8;
+
 /// What is wanted of a launcher.
 enum Command {
     Request,
@@ -30,8 +35,16 @@ enum Command {
 enum Told {
     /// All parts run; from node 0.
     Running,
-    /// A part was held from then to then, and its snapshot is committed.
-    Saved(Instant, Instant),
+    /// The snapshot of a part is committed.
+    Saved(Saved),
+}
+
+/// Times of a snapshot at one node.
+struct Saved {
+    /// From when to when its ranks were brought to a cut.
+    quiesced: (Instant, Instant),
+    /// From when to when the part was held.
+    held: (Instant, Instant),
 }
 
 /// A launcher without a job.
@@ -114,11 +127,11 @@ impl Simulated {
 
     fn save(&mut self, cluster: &Cluster, gate: &Gate) {
         let hash = format!("{:064x}", self.rank);
-        let Ok((frozen, thawed)) = capture(gate, &hash) else { return };
+        let Ok(saved) = capture(gate, &hash, self.rank) else { return };
         if gate.wait_end() == GateEnd::Committed {
             let log = cluster.log().0.to_owned();
             self.held = Some(HeldPart { log, attempt: gate.attempt(), hash });
-            self.told.send(Told::Saved(frozen, thawed)).expect("it listens");
+            self.told.send(Told::Saved(saved)).expect("it listens");
         }
     }
 }
@@ -132,21 +145,56 @@ fn resume(load: &Load) {
     }
 }
 
-/// Returns from when to when the tasks would have been frozen.
-fn capture(gate: &Gate, hash: &str) -> Result<(Instant, Instant), String> {
+fn capture(gate: &Gate, hash: &str, node: u32) -> Result<Saved, String> {
     gate.done(Step::Prepare, Outcome::Done);
+    gate.wait(Step::Quiesce)?;
+    let begun = Instant::now();
+    reach_cut(gate, node)?;
+    gate.done(Step::Quiesce, Outcome::Done);
     gate.wait(Step::Freeze)?;
+    let quiesced = (begun, Instant::now());
     gate.done(Step::Freeze, Outcome::Done);
     gate.wait(Step::Dump)?;
     let frozen = Instant::now();
     gate.done(Step::Dump, Outcome::Done);
     gate.release()?;
-    let thawed = Instant::now();
+    let held = (frozen, Instant::now());
     gate.done(Step::Thaw, Outcome::Done);
     gate.wait(Step::Store)?;
     gate.done(Step::Store, Outcome::Stored { hash: hash.to_owned() });
     gate.prove();
-    Ok((frozen, thawed))
+    Ok(Saved { quiesced, held })
+}
+
+/// Plays the ranks of a node, all with one communicator. Every second one is a step behind the others, and makes that step
+/// when it is told to.
+fn reach_cut(gate: &Gate, node: u32) -> Result<(), String> {
+    let (sender, messages) = unbounded();
+    gate.listen(Arc::new(move |message| drop(sender.send(message))));
+    let name = |connection| NamedRank { connection, name: String::new() };
+    gate.tell(FromLauncher::Begin { ranks: Some((0..RANKS).map(name).collect()) });
+    let report = |connection: u64, attempt, version, sequence| {
+        let index = node * RANKS as u32 + connection as u32;
+        let member = ckpt_cut::Member { communicator: Name(1 << 96), index };
+        let role = Role::Communicator { awaits: None, alias: None };
+        let members = vec![MemberReport { member, role, sequence, call: "ncclAllReduce".to_owned() }];
+        let report = Report { attempt, version, in_call: 0, members, parked: Vec::new() };
+        gate.tell(FromLauncher::Report { connection, report });
+    };
+    loop {
+        match messages.recv_timeout(LIMIT).map_err(|error| error.to_string())? {
+            ToLauncher::Order { connection, order: Order::Count { attempt } } => {
+                report(connection, attempt, 0, 5 + connection % 2);
+            }
+            ToLauncher::Order { connection, order: Order::Reach { attempt, version, targets, .. } } => {
+                report(connection, attempt, version, targets[0].1);
+            }
+            ToLauncher::Close { round } => gate.tell(FromLauncher::Closed { round }),
+            ToLauncher::Reached { .. } => return Ok(()),
+            ToLauncher::Failed { why } => return Err(why),
+            ToLauncher::Order { order: Order::Release, .. } | ToLauncher::Open => {}
+        }
+    }
 }
 
 /// Seconds.
@@ -155,6 +203,8 @@ struct Costs {
     nodes: u32,
     /// From the start of all launchers to the moment when all parts run.
     start_s: f64,
+    /// From the moment when the first node is told to bring its ranks to a cut to that when all ranks of all nodes are there.
+    quiesce_s: f64,
     /// From the moment when the first part is frozen to that when the last one is released.
     cut_overhead_s: f64,
     /// From the request to the commit, as all nodes know it.
@@ -199,17 +249,20 @@ impl Launchers {
         self.commands[rank].send(command).expect("it listens");
     }
 
-    /// How long the parts were held, and the whole snapshot.
-    fn snapshot(&self) -> (Duration, Duration) {
+    /// How long the ranks took to their cut, how long the parts were held, and the whole snapshot.
+    fn snapshot(&self) -> [Duration; 3] {
         let begun = Instant::now();
         self.tell(0, Command::Request);
         let saved = |_| match self.told.recv_timeout(LIMIT).expect("a snapshot") {
-            Told::Saved(frozen, thawed) => (frozen, thawed),
+            Told::Saved(saved) => saved,
             Told::Running => panic!("nothing has failed"),
         };
-        let (frozen, thawed): (Vec<_>, Vec<_>) = (0..self.threads.len()).map(saved).unzip();
-        let (first, last) = (frozen.into_iter().min(), thawed.into_iter().max());
-        (last.expect("a node") - first.expect("a node"), begun.elapsed())
+        let saved: Vec<_> = (0..self.threads.len()).map(saved).collect();
+        let length = |of: fn(&Saved) -> (Instant, Instant)| {
+            let (begun, ended): (Vec<_>, Vec<_>) = saved.iter().map(of).unzip();
+            ended.into_iter().max().expect("a node") - begun.into_iter().min().expect("a node")
+        };
+        [length(|saved| saved.quiesced), length(|saved| saved.held), begun.elapsed()]
     }
 
     fn recovery(&self) -> Duration {
@@ -242,22 +295,18 @@ fn costs(nodes: u32, rounds: usize) -> Costs {
     let launchers = Launchers::start(nodes);
     launchers.until_running();
     let start_s = begun.elapsed().as_secs_f64();
-    let (cuts, snapshots): (Vec<_>, Vec<_>) = (0..rounds).map(|_| launchers.snapshot()).unzip();
+    let times: Vec<_> = (0..rounds).map(|_| launchers.snapshot()).collect();
+    let [quiesce_s, cut_overhead_s, snapshot_s] =
+        [0, 1, 2].map(|which| median(times.iter().map(|times| times[which]).collect()));
     let recoveries = (0..rounds).map(|_| launchers.recovery()).collect();
     launchers.stop();
-    Costs {
-        nodes,
-        start_s,
-        cut_overhead_s: median(cuts),
-        snapshot_s: median(snapshots),
-        recovery_s: median(recoveries),
-    }
+    Costs { nodes, start_s, quiesce_s, cut_overhead_s, snapshot_s, recovery_s: median(recoveries) }
 }
 
 #[test]
 fn simulated_launchers_take_snapshots_and_recover() {
     let costs = costs(3, 1);
-    assert!(costs.cut_overhead_s <= costs.snapshot_s, "{costs:?}");
+    assert!(costs.quiesce_s + costs.cut_overhead_s <= costs.snapshot_s, "{costs:?}");
 }
 
 #[test]

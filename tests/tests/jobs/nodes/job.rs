@@ -27,6 +27,8 @@ pub struct Job {
     /// The command of each part.
     commands: Vec<Vec<String>>,
     pub options: Vec<String>,
+    /// What is preloaded.
+    pub interpose: String,
     /// The machine of each node. Its directory and its store stay those of the machine with the number of the node.
     pub places: Vec<usize>,
 }
@@ -38,7 +40,8 @@ impl Job {
             set_key(sandbox.path(), 7);
         }
         let places = (0..machines.sandboxes.len()).collect();
-        let job = Self { machines, commands, options: Vec::new(), places };
+        let (options, interpose) = (Vec::new(), "off".to_owned());
+        let job = Self { machines, commands, options, interpose, places };
         job.slow_down();
         job
     }
@@ -118,8 +121,8 @@ impl Job {
         let mut arguments = vec!["--nodes".to_owned(), self.nodes().to_string()];
         arguments.extend(["--node-rank".to_owned(), node.to_string(), "--coordinator".to_owned()]);
         arguments.extend([format!("{}:7070", self.machines.address(self.places[0]))]);
-        arguments
-            .extend(["--cluster-key-file", "key", "--interpose", "off", "--job", "both"].map(str::to_owned));
+        arguments.extend(["--cluster-key-file", "key", "--job", "both", "--interpose"].map(str::to_owned));
+        arguments.push(self.interpose.clone());
         arguments.extend(self.options.iter().cloned());
         arguments.push("--".to_owned());
         arguments.extend(self.commands[node].iter().cloned());
