@@ -280,29 +280,58 @@ fn added(pod: &Value) -> Vec<String> {
 #[test]
 fn the_base_of_kubernetes_is_valid_and_has_the_rights_of_the_job() {
     let sandbox = Sandbox::new();
-    let sets = objects("jobset.yaml", "JobSet");
-    let template = &sets[0]["spec"]["replicatedJobs"][0]["template"];
-    // The schemas know no JobSet; what it contains is a Job.
-    let job = serde_json::json!({
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": template["spec"],
-    });
-    let one = sandbox.path().join("one.json");
-    fs::write(&one, job.to_string()).unwrap();
-    for file in [manifest("doctor.yaml"), one] {
+    let rights = added(&kubernetes()["spec"]["template"]["spec"]);
+    let mut files = vec![manifest("doctor.yaml")];
+    for name in ["jobset.yaml", "jobset-nodes.yaml"] {
+        let sets = objects(name, "JobSet");
+        let template = &sets[0]["spec"]["replicatedJobs"][0]["template"];
+        assert_eq!(added(&template["spec"]["template"]["spec"]), rights, "{name}");
+        // The schemas know no JobSet; what it contains is a Job.
+        let job = serde_json::json!({
+            "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": template["spec"],
+        });
+        files.push(sandbox.path().join(name).with_extension("json"));
+        fs::write(files.last().unwrap(), job.to_string()).unwrap();
+    }
+    for file in files {
         for version in VERSIONS {
             let output = validate(&file, version);
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{}: {said}", file.display());
         }
     }
-    let rights = added(&kubernetes()["spec"]["template"]["spec"]);
     let doctor = objects("doctor.yaml", "DaemonSet");
     assert_eq!(added(&doctor[0]["spec"]["template"]["spec"]), rights);
-    assert_eq!(added(&template["spec"]["template"]["spec"]), rights);
     let base = objects("kustomization.yaml", "Kustomization");
     for name in texts(&base[0]["resources"]) {
         assert!(manifest(name).is_file(), "{name}");
     }
+}
+
+/// The command of the set that is one job on several nodes is one that ckpt-run understands. One pod more than the job has
+/// nodes is refused, so nothing is started here.
+#[test]
+fn the_set_of_nodes_starts_one_job() {
+    let sets = objects("jobset-nodes.yaml", "JobSet");
+    let (name, job) = (&sets[0]["metadata"]["name"], &sets[0]["spec"]["replicatedJobs"][0]);
+    let spec = &job["template"]["spec"];
+    let container = &spec["template"]["spec"]["containers"][0];
+    let command: Vec<_> = texts(&container["command"]).collect();
+    let pods = spec["completions"].as_u64().unwrap();
+    assert_eq!((command[0], &spec["parallelism"]), ("ckpt-run", &spec["completions"]));
+    // JobSet's name of the first pod, with its default subdomain.
+    let first = format!("{0}-{1}-0-0.{0}", name.as_str().unwrap(), job["name"].as_str().unwrap());
+    for option in
+        [format!("--nodes={pods}"), format!("--coordinator={first}:7070"), format!("--master_addr={first}")]
+    {
+        assert!(command.contains(&option.as_str()), "{option}: {command:?}");
+    }
+    let sandbox = Sandbox::new();
+    let mut launcher = sandbox.command(&command[1..]);
+    launcher.env("JOB_COMPLETION_INDEX", pods.to_string());
+    let output = launcher.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("--node-rank has to be from 0"), "{said}");
 }
 
 #[test]
