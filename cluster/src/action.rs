@@ -36,9 +36,11 @@ pub struct Settings {
 }
 
 impl Settings {
-    pub(crate) fn limit(&self, step: Step) -> Duration {
+    pub(crate) fn limit(&self, step: Step, is_resume: bool) -> Duration {
         match step {
             Step::Prepare | Step::Store | Step::Load => self.transfer_limit,
+            // Processes that run may still load memory of their GPUs.
+            Step::Thaw if is_resume => self.transfer_limit,
             _ => self.step_limit,
         }
     }

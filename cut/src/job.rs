@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::coordinator::{Coordinator, RankId, Settings, State};
-use crate::messages::{FromLauncher, NamedRank, ToLauncher};
+use crate::messages::{FromLauncher, NamedRank, Order, ToLauncher};
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +140,7 @@ impl JobCut {
                 let known = self.launchers.get_mut(&launcher).filter(|_| round == self.round);
                 known.into_iter().for_each(|launcher| launcher.has_closed = true);
             }
-            FromLauncher::GivesUp { why } => return self.give_up(launcher, &why),
+            FromLauncher::GivesUp => return self.give_up(),
         }
         self.go_on();
     }
@@ -178,15 +178,31 @@ impl JobCut {
     }
 
     /// A launcher has no more time.
-    fn give_up(&mut self, launcher: u32, why: &str) {
-        let is_undecided = self.phase == Phase::Reaching;
-        self.coordinator.give_up();
-        self.pass_orders_on();
-        if is_undecided {
+    fn give_up(&mut self) {
+        let (phase, mut late) = (self.phase, Vec::new());
+        for (launcher, known) in &self.launchers {
+            let is_late = match phase {
+                Phase::Closing => !known.has_closed,
+                _ => !known.has_begun,
+            };
+            late.extend(is_late.then(|| launcher.to_string()));
+        }
+        if phase == Phase::Closing {
+            // The ranks are parked.
+            let ranks: Vec<_> = self.ranks.values().map(|rank| (rank.launcher, rank.connection)).collect();
+            let release =
+                |(launcher, connection)| (launcher, ToLauncher::Order { connection, order: Order::Release });
+            self.outbox.extend(ranks.into_iter().map(release));
+            self.coordinator.release();
+            drop(self.coordinator.take_orders());
+        } else {
+            self.coordinator.give_up();
+        }
+        if phase == Phase::Reaching {
             return self.go_on();
         }
-        let why = if self.is_one() { why.to_owned() } else { format!("node {launcher}: {why}") };
-        self.fail(&why);
+        let of = if self.is_one() { String::new() } else { format!(" of node {}", late.join(", ")) };
+        self.fail(&format!("not all processes{of} have answered in time"));
     }
 
     fn is_one(&self) -> bool {

@@ -129,10 +129,7 @@ pub enum FromLauncher {
         round: u64,
     },
     /// It cannot wait any longer.
-    GivesUp {
-        /// Why, unless ranks that are behind are the reason.
-        why: String,
-    },
+    GivesUp,
 }
 
 /// From the coordinator of the job to a launcher.
@@ -161,7 +158,7 @@ pub enum ToLauncher {
         /// Number of attempts.
         attempts: u32,
     },
-    /// There is none. All ranks run, or are released by their launcher.
+    /// There is none. All ranks run, or have been told to.
     Failed {
         /// Why.
         why: String,

@@ -93,7 +93,7 @@ impl Attempt {
     ) {
         self.orders = self.all().zip(orders).map(|(node, order)| (node, order, false)).collect();
         self.open = self.orders.len();
-        self.deadline = now + settings.limit(self.step());
+        self.deadline = now + settings.limit(self.step(), matches!(self.kind, Kind::Resume { .. }));
         self.repeat_at = now;
         self.repeat(now, settings.repeat, actions);
     }

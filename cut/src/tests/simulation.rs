@@ -115,6 +115,8 @@ pub struct World<'a> {
     program: &'a Program,
     clocks: &'a [Clock],
     ranks: Vec<Rank<'a>>,
+    /// A launcher has given the request up.
+    is_given_up: bool,
     /// Rank r connects to launcher r modulo their number.
     launchers: Vec<Launcher>,
     cut: JobCut,
@@ -146,6 +148,7 @@ pub fn simulate(program: &Program, run: Run) -> Result<Outcome, String> {
         program,
         clocks: &clocks,
         ranks: program.of_rank.iter().map(|_| Rank::default()).collect(),
+        is_given_up: false,
         launchers: (0..launchers).map(|_| Launcher::default()).collect(),
         cut: JobCut::new(SETTINGS, launchers as u32),
         now: Duration::ZERO,
@@ -235,8 +238,13 @@ impl<'a> World<'a> {
         let is_unaware = self.run.flaw == Some(Flaw::NotClosed);
         let of_all = |stage| self.launchers.iter().all(|one| one.stage == stage);
         let (all_reached, all_failed) = (of_all(Stage::Reached), of_all(Stage::Failed));
+        let gives_up = self.run.expires && self.random(256) == 0;
         let launcher = &mut self.launchers[index];
         match launcher.stage {
+            Stage::Begun | Stage::Closing(_) | Stage::Closed if gives_up && !self.is_given_up => {
+                launcher.outbox.push_back(FromLauncher::GivesUp);
+                self.is_given_up = true;
+            }
             Stage::Wanted => {
                 let ranks = launcher.ranks.iter().map(|rank| named(*rank)).collect();
                 launcher.outbox.push_back(FromLauncher::Begin { ranks: Some(ranks) });
@@ -255,8 +263,10 @@ impl<'a> World<'a> {
                 self.launchers.iter_mut().for_each(|one| one.stage = Stage::Idle);
             }
             Stage::Failed if all_failed => {
+                self.launchers.iter_mut().for_each(|one| one.stage = Stage::Idle);
                 let State::Failed(failure) = self.cut.coordinator().state() else {
-                    return Err("a failure without one".to_owned());
+                    let is_reason = self.is_given_up;
+                    return if is_reason { Ok(true) } else { Err("a failure without one".to_owned()) };
                 };
                 if failure.blockers.is_empty() {
                     return Err("a failure that names nothing".to_owned());
@@ -266,7 +276,6 @@ impl<'a> World<'a> {
                     *rank = RankId(self.cut.connection(*rank));
                 });
                 self.outcome.failures.push(failure);
-                self.launchers.iter_mut().for_each(|one| one.stage = Stage::Idle);
             }
             _ => return Ok(false),
         }
@@ -323,6 +332,7 @@ impl<'a> World<'a> {
     fn begin_checkpoint(&mut self) {
         self.run.checkpoints -= 1;
         self.begun_at_count.clear();
+        self.is_given_up = false;
         self.cut.begin();
         for launcher in &mut self.launchers {
             // What is under way belongs to the request before.

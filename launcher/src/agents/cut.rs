@@ -68,6 +68,8 @@ pub(super) struct Cut {
     close: Option<u64>,
     /// What the coordinator has answered.
     answer: Option<Result<CutAnswer, String>>,
+    /// There is no cut, and no rank of this launcher is parked.
+    has_failed: bool,
     /// Since when ranks are parked without a break.
     parked_since: Option<Instant>,
     /// Orders that have not been sent, by connection.
@@ -99,6 +101,7 @@ impl Cut {
             is_wanted: false,
             close: None,
             answer: None,
+            has_failed: false,
             parked_since: None,
             orders: VecDeque::new(),
         }
@@ -157,7 +160,7 @@ impl Cut {
                 self.answer = Some(Ok(CutAnswer { has_communicators, attempts }));
             }
             ToLauncher::Failed { why } => {
-                self.is_wanted = false;
+                (self.is_wanted, self.has_failed) = (false, true);
                 self.answer = Some(Err(why));
             }
         }
@@ -166,6 +169,7 @@ impl Cut {
     fn hold(&mut self) -> u64 {
         // All processes of an earlier hold are back.
         self.release();
+        self.has_failed = false;
         self.newest += 1;
         self.hold = Some(self.newest);
         self.newest
@@ -191,8 +195,9 @@ impl Cut {
         if self.hold.take().is_some() {
             (self.is_wanted, self.lead) = (false, None);
             self.own.end();
-            // After a failure, or during a back-off, the ranks run already.
-            if self.parked_since.take().is_some() {
+            self.parked_since = None;
+            // After a failure, all ranks run already. Otherwise, some of the orders that release them may be under way.
+            if !std::mem::take(&mut self.has_failed) {
                 self.orders.extend(self.ranks.keys().map(|rank| (*rank, Order::Release)));
             }
         }
@@ -263,17 +268,24 @@ impl Agents {
                     held.cost = has_communicators.then(|| CutCost { duration: begun.elapsed(), attempts });
                     return Ok(held);
                 }
-                Some(Err(reason)) => return Err(QuiesceError::NoCut { reason, after: called.elapsed() }),
+                Some(Err(reason)) => {
+                    let unanswered = state.unsettled();
+                    if state.cut.close.is_some() && !unanswered.is_empty() {
+                        return Err(QuiesceError::Deadline { deadline: called.elapsed(), unanswered });
+                    }
+                    return Err(QuiesceError::NoCut { reason, after: called.elapsed() });
+                }
                 None => {}
             }
-            match state.cut.close {
+            // A process that detaches late, for an earlier attempt, has to return.
+            let closes = state.cut.close.filter(|_| state.detached.is_empty());
+            match closes {
                 Some(_) if is_listening => {
                     drop(state);
                     self.stop_listening();
                     is_listening = false;
                 }
-                // A process that detaches late, for an earlier attempt, has to return.
-                Some(round) if closed != Some(round) && state.is_settled() => {
+                Some(round) if closed != Some(round) && state.unsettled().is_empty() => {
                     closed = Some(round);
                     state.cut.tell(FromLauncher::Closed { round });
                 }
@@ -286,9 +298,9 @@ impl Agents {
                 _ if Instant::now() >= end && !has_given_up => {
                     has_given_up = true;
                     let unanswered = state.unsettled();
-                    let why = "not all processes of the job have answered in time".to_owned();
-                    state.cut.tell(FromLauncher::GivesUp { why });
-                    if state.cut.close.is_some() && !unanswered.is_empty() {
+                    let is_closing = state.cut.close.is_some();
+                    state.cut.tell(FromLauncher::GivesUp);
+                    if is_closing && !unanswered.is_empty() {
                         return Err(QuiesceError::Deadline { deadline: limit, unanswered });
                     }
                 }
@@ -301,9 +313,8 @@ impl Agents {
     pub fn hold_cut(&self) -> HeldCut<'_> {
         let mut state = self.shared.lock();
         let hold = state.cut.hold();
-        let parked_since = *state.cut.parked_since.insert(Instant::now());
         drop(state);
-        HeldCut { agents: self, hold, parked_since, cost: None }
+        HeldCut { agents: self, hold, parked_since: Instant::now(), cost: None }
     }
 
     /// Listens again if the cut has stopped that. Otherwise tried again when the next cut ends.
@@ -337,15 +348,11 @@ impl Drop for HeldCut<'_> {
 }
 
 impl State {
-    /// Whether all processes are known and have answered all earlier requests.
-    fn is_settled(&self) -> bool {
-        self.detached.is_empty() && self.unsettled().is_empty()
-    }
-
-    /// Processes that may be ranks, and those that have not answered an earlier request to detach.
+    /// Processes that may be ranks, and those that have not answered an earlier request to detach, or have not returned.
     fn unsettled(&self) -> Vec<super::Process> {
         let is_settled = |one: &super::state::Connection| one.is_registered && one.asked.is_none();
-        self.connections.values().filter(|one| !is_settled(one)).map(|one| one.process.clone()).collect()
+        let connected = self.connections.values().filter(|one| !is_settled(one)).map(|one| &one.process);
+        connected.chain(self.detached.iter().map(|one| &one.process)).cloned().collect()
     }
 }
 

@@ -385,19 +385,34 @@ impl Agents {
     /// missing at the end. The time begins anew with each part of device memory that is loaded from the store. A process is
     /// lost for which the store has not answered for that time and the GPU timeout.
     pub fn await_return(&self, quiesced: &Quiesced, deadline: Duration) -> ReturnSummary {
-        let summary = self.await_all(quiesced, deadline);
+        self.await_return_unless(&|| false, quiesced, deadline)
+    }
+
+    /// The same, until nobody wants to know any more.
+    pub fn await_return_unless(
+        &self,
+        is_over: &dyn Fn() -> bool,
+        quiesced: &Quiesced,
+        deadline: Duration,
+    ) -> ReturnSummary {
+        let summary = self.await_all(is_over, quiesced, deadline);
         let ended = self.shared.lock().holdings.remove_ended();
         drop(ended);
         self.shared.broker.forget_ended();
         summary
     }
 
-    fn await_all(&self, quiesced: &Quiesced, deadline: Duration) -> ReturnSummary {
+    fn await_all(
+        &self,
+        is_over: &dyn Fn() -> bool,
+        quiesced: &Quiesced,
+        deadline: Duration,
+    ) -> ReturnSummary {
         let end = Instant::now() + deadline;
         let mut state = self.shared.lock();
         loop {
             let mut summary = state.summarize_return(&quiesced.detached);
-            if summary.missing.is_empty() {
+            if summary.missing.is_empty() || is_over() {
                 return summary;
             }
             let load_limit = deadline + self.shared.gpu_timeout;

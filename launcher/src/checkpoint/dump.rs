@@ -226,10 +226,12 @@ impl Attempt<'_> {
             return Ok(self.dump(id, staging, work, (tries, precopied), deadline, outputs.files)?);
         };
         agents.set_continues_after_dump(self.after_dump == AfterDump::KeepRunning);
+        let called = Instant::now();
         // Whatever happens from here on: the ranks are released when this is dropped.
         let cut = self.reach_cut(agents)?;
         let begun = cut.parked_since;
-        let deadline = begun + self.freeze_timeout;
+        // On several nodes, the lease has begun with the wish for a cut.
+        let deadline = if self.part.is_some() { called } else { begun } + self.freeze_timeout;
         let (parked, detaching) = (begun.elapsed(), Instant::now());
         let left = deadline.saturating_duration_since(detaching);
         let away = self.detach(agents, left, outputs.storing)?;

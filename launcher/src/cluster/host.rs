@@ -740,7 +740,7 @@ impl Host {
 
     fn aborted(&mut self, attempt: AttemptId, step: Step, reason: &Reason) {
         let why = reason.to_string();
-        self.ranks.end(attempt);
+        self.ranks.end();
         if self.is_waiting {
             return self.give_up(attempt, &why);
         }
@@ -760,7 +760,8 @@ impl Host {
                 (Blame::Node, ranks.first().copied().unwrap_or(0))
             }
         };
-        if blame == Blame::Snapshot {
+        // After that, parts run, and have to be ended first.
+        if blame == Blame::Snapshot && step == Step::Load {
             self.usable = self.usable.saturating_sub(1);
             if self.usable > 0 {
                 self.give_up(attempt, &why);

@@ -66,7 +66,8 @@ pub struct Contradiction {
 /// When the user has set some of them to other values.
 pub fn variables(
     nccl: Nccl,
-    (network, is_alone): (Network, bool),
+    network: Network,
+    is_alone: bool,
     get: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(String, OsString)>, Contradiction> {
     let mut wanted = nccl.variables().to_vec();
@@ -90,7 +91,7 @@ mod tests {
 
     fn names(nccl: Nccl, network: Network, user: &[(&str, &str)]) -> Result<Vec<String>, Contradiction> {
         let get = |name: &str| user.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).into());
-        let variables = variables(nccl, (network, true), get)?;
+        let variables = variables(nccl, network, true, get)?;
         Ok(variables.iter().map(|(name, value)| format!("{name}={}", value.display())).collect())
     }
 
@@ -128,7 +129,7 @@ mod tests {
 
     #[test]
     fn ranks_on_several_nodes_do_not_use_loopback() {
-        let variables = variables(Nccl::Sockets, (Network::Host, false), |_| None).unwrap();
+        let variables = variables(Nccl::Sockets, Network::Host, false, |_| None).unwrap();
         assert_eq!(variables.len(), SOCKETS.len());
     }
 

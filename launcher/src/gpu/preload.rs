@@ -180,7 +180,7 @@ pub fn variables(interposer: &Interposer, dir: &JobDir) -> Result<Vec<(String, O
     Ok(vec![("LD_PRELOAD".to_owned(), preload), (SOCKET_VARIABLE.to_owned(), socket)])
 }
 
-/// Waits until the agents of a resumed job have returned; `proc` is the job's /proc.
+/// Waits until the agents of a resumed job have returned, or it `is_over`; `proc` is the job's /proc.
 ///
 /// # Errors
 /// When a process has lost its GPU state, or does not connect.
@@ -189,10 +189,11 @@ pub fn await_return(
     record: &AgentsRecord,
     proc: &Path,
     timeout: Duration,
+    is_over: &dyn Fn() -> bool,
 ) -> Result<(), Loss> {
     let expected = Quiesced::expected(record.attempt, record.pids.iter().copied(), proc);
     agents.drop_unexpected_mirrors(&expected);
-    let summary = agents.await_return(&expected, timeout);
+    let summary = agents.await_return_unless(is_over, &expected, timeout);
     log_return(&summary);
     let silent = summary.missing.into_iter().next().filter(|_| !agents.is_restoring());
     let silent = silent.map(|process| Loss {

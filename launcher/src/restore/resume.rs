@@ -421,7 +421,9 @@ impl Resumer<'_> {
     ) -> Result<(), Failure> {
         let (Some(agents), Some(record)) = (agents, &manifest.tree.agents) else { return Ok(()) };
         let proc = PathBuf::from(format!("/proc/{}/root/proc", namespace.init_pid()));
-        preload::await_return(agents, record, &proc, self.agents_timeout).map_err(|loss| {
+        // The processes are ended then.
+        let is_over = || self.gate.is_some_and(|gate| gate.end().is_some());
+        preload::await_return(agents, record, &proc, self.agents_timeout, &is_over).map_err(|loss| {
             match agents.take_read_error() {
                 // The store was intact a moment ago.
                 Some(error @ ReadError::Damaged { .. }) => Failure::Damaged(error),

@@ -77,7 +77,7 @@ fn as_script(file: &OsStr) -> Option<String> {
 /// Bad input: the user's variables say the opposite.
 pub fn nccl_variables(config: &Config) -> Result<Vec<(String, OsString)>> {
     let is_alone = config.nodes.several().is_none();
-    nccl::variables(config.nccl, (config.network, is_alone), |name| std::env::var_os(name)).map_err(bad_input)
+    nccl::variables(config.nccl, config.network, is_alone, |name| std::env::var_os(name)).map_err(bad_input)
 }
 
 /// Starts `argv`, in a network of the job's own if it has one. Returns the exit code if the command cannot be executed.

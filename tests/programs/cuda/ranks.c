@@ -1,6 +1,6 @@
 /* Ranks that train together with NCCL, and use all that a consistent cut has to count: several communicators on several
  * streams at the same time, groups, sends and receives, captured collectives, communicators that are split off and
- * destroyed again and again. A rank is late now and then.
+ * destroyed again and again. A rank is late now and then; the last one may be told to pause.
  *
  *   ranks STEPS RANKS [FIRST COUNT FILE]
  *
@@ -110,6 +110,9 @@ static int be_rank(int number, struct meeting *meeting) {
     for (unsigned step = 1; step <= steps; step++) {
         if ((step * 7 + number) % LATE_EACH == 0) {
             usleep(number * 700);
+        }
+        if (number == ranks - 1) {
+            job_pause_if_told();
         }
         step_of(&rank, step);
         uint64_t sum = hash_of(&rank, rank.mine) ^ hash_of(&rank, rank.scattered) * 3 ^ hash_of(&rank, rank.graphs) * 5;

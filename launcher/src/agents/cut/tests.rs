@@ -393,6 +393,37 @@ fn an_agent_that_cannot_be_told_loses_its_connection() {
     while receive(&stopped).is_ok() {}
 }
 
+/// A process that has not answered an earlier request to detach in time does so while a cut is wanted. It comes back through
+/// the socket.
+#[test]
+fn a_process_that_detaches_late_returns_before_the_cut() {
+    let (_directory, path, agents) = listen(None);
+    let [other, late] = ranks(&agents, &path);
+    let refused = thread::spawn(move || {
+        expect_quiesce(&other, 1);
+        send(&other, &FromAgent::Failed { attempt: 1, reason: "managed memory".into(), is_lost: false });
+        other
+    });
+    assert!(matches!(agents.quiesce(1, SHORT), Err(QuiesceError::Refused { .. })));
+    let other = refused.join().expect("an agent");
+    expect_quiesce(&late, 1);
+    thread::scope(|scope| {
+        let reaching = scope.spawn(|| agents.reach_cut(LONG, None, NEVER));
+        [&other, &late].into_iter().for_each(|rank| expect_count(rank, 1));
+        send(&late, &FromAgent::Quiesced { attempt: 1, gpu: None });
+        drop(late);
+        until_count(&agents, 1);
+        tell(&other, without_communicators(1));
+        thread::sleep(SHORT);
+        assert!(path.exists() && !reaching.is_finished(), "the other one has no other way back");
+        let late = return_rank(&path, 2);
+        expect_count(&late, 1);
+        tell(&late, without_communicators(1));
+        drop(reaching.join().expect("no panic").expect("a cut"));
+        [&other, &late].into_iter().for_each(expect_release);
+    });
+}
+
 type Take = Arc<dyn Fn(ToLauncher) + Send + Sync>;
 type Takes = Arc<parking_lot::Mutex<BTreeMap<u32, Take>>>;
 

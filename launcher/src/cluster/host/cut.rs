@@ -22,11 +22,9 @@ impl RanksOfAll {
         self.cut.next_tick()
     }
 
-    /// The checkpoint is over. The nodes learn this otherwise, and release their ranks.
-    pub(super) fn end(&mut self, attempt: AttemptId) {
-        if self.attempt == Some(attempt) {
-            self.cut.end();
-        }
+    /// The checkpoint, or the session, is over. The nodes learn this otherwise, and release their ranks.
+    pub(super) fn end(&mut self) {
+        self.cut.end();
     }
 }
 
@@ -58,7 +56,8 @@ impl Host {
             let message = Message::Cut { attempt, message };
             match self.links.get(&node) {
                 Some(link) => link.send(message),
-                None => self.receive(self.me.rank, message),
+                None if node == self.me.rank => self.receive(node, message),
+                None => {}
             }
         }
     }

@@ -18,6 +18,7 @@ impl Host {
             return self.end(end);
         }
         self.close_gate(&end.why);
+        self.ranks.end();
         self.tell_all(&Message::Over(end.clone()));
         self.ended.clear();
         (self.is_waiting, self.failing) = (true, None);

@@ -114,7 +114,8 @@ fn ranks_on_two_machines_survive_kills() {
             // It has none while it is being resumed.
             let node = rng.usize(..2);
             let end = Instant::now() + Duration::from_secs(20);
-            while kill_processes(&running[node], "ids") == 0 && Instant::now() < end {
+            while kill_processes(&running[node], "ids") == 0 {
+                assert!(Instant::now() < end, "there is no rank to kill\n{}", said(&running));
                 std::thread::sleep(Duration::from_millis(10));
             }
         } else {
@@ -133,8 +134,32 @@ fn ranks_on_two_machines_survive_kills() {
     ranks.assert_output(&running);
 }
 
-/// A rank that does not come to the step of the others: there is no snapshot, its process and its node are named, and all
-/// run on. Then a launcher dies while the ranks of both machines are at a cut.
+/// A rank does not come to the step of the others: there is no snapshot, its process and its node are named, and all run on.
+#[test]
+fn a_rank_that_waits_elsewhere_is_named_with_its_node() {
+    let Some(machines) = machines(2) else { return };
+    let mut ranks = Ranks::new(machines, 1, 300);
+    ranks.job.options = ["--freeze-timeout", "10s", "--interval", "off"].map(str::to_owned).into();
+    let job = &ranks.job;
+    let mut running = job.start();
+    job.until_answering(&mut running);
+    ranks.until_more(&mut running, 2);
+    let waiting = job.machines.sandboxes[1].path();
+    std::fs::write(waiting.join("pause"), "").unwrap();
+    running[1].until("a rank that waits", || waiting.join("paused").exists().then_some(()));
+    let failed = job.machines.sandboxes[0].call(["checkpoint"]);
+    let text = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && text.contains("of node 1 has begun"), "{text}");
+    assert_eq!(job.snapshots(), [0, 0]);
+    std::fs::remove_file(waiting.join("pause")).unwrap();
+    ranks.until_more(&mut running, 2);
+    job.checkpoint(&running);
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    ranks.assert_output(&running);
+}
+
+/// One machine fails at the cut: the ranks of both run on. Then a launcher dies while those of both are at a cut.
 #[test]
 fn a_cut_that_fails_leaves_the_ranks_of_all_machines_running() {
     let Some(machines) = machines(2) else { return };
