@@ -109,6 +109,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_machine_that_is_cut_off_is_named", FULL),
     ("ranks_on_two_machines_are_saved_together", FULL),
     ("ranks_on_two_machines_survive_kills", FULL),
+    ("ranks_move_to_another_machine", FULL),
     ("a_rank_that_waits_elsewhere_is_named_with_its_node", FULL),
     ("a_cut_that_fails_leaves_the_ranks_of_all_machines_running", FULL),
     ("two_ranks_survive_kills_of_each_kind", FULL),

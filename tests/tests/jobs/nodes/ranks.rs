@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+const NODES: usize = 2;
+
 /// The job, and the GPUs of its machines.
 struct Ranks {
     job: Job,
@@ -19,18 +21,19 @@ struct Ranks {
 }
 
 impl Ranks {
-    /// So many ranks on each machine. All are connected by sockets, which threads poll all the time: many are slow.
+    /// So many ranks on each of two machines; others are spare. All are connected by sockets, which threads poll all the time: many are slow.
     fn new(machines: Machines, each: usize, steps: usize) -> Self {
         let gpus: Vec<_> = machines.sandboxes.iter().map(|_| Gpu::new()).collect();
         let home = machines.sandboxes[0].path().to_owned();
         let program = gpus[0].compile_with_nccl(&cuda_program("ranks.c"), &home);
-        let count = each * machines.sandboxes.len();
+        let count = each * NODES;
         let mut job = Job::new(machines, |_, node| {
             let mut command = vec![program.display().to_string()];
             command.extend([steps, count, node * each, each].map(|number| number.to_string()));
             command.push(home.join("ids").display().to_string());
             command
         });
+        job.places.truncate(NODES);
         job.interpose = built("libckpt_interpose.so").display().to_string();
         for (node, (sandbox, gpu)) in job.machines.sandboxes.iter_mut().zip(&gpus).enumerate() {
             let command = gpu.command("true");
@@ -65,7 +68,7 @@ impl Ranks {
     /// The last run came to its end, and all runs together have printed what an unbroken one prints.
     fn assert_output(&self, running: &[Running]) {
         assert!(self.output() == self.unbroken(), "{}\n{}", self.output(), said(running));
-        for sandbox in &self.job.machines.sandboxes {
+        for sandbox in &self.job.machines.sandboxes[..NODES] {
             sandbox.verify_all();
         }
     }
@@ -130,6 +133,32 @@ fn ranks_on_two_machines_survive_kills() {
         job.machines.sandboxes[0].call(["checkpoint"]).status.success().then_some(())
     });
     job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    ranks.assert_output(&running);
+}
+
+/// With the network of the job, another machine takes a node and its ranks.
+#[test]
+fn ranks_move_to_another_machine() {
+    let Some(machines) = machines(3) else { return };
+    let mut ranks = Ranks::new(machines, 1, 300);
+    ranks.job.options = ["--network", "job", "--interval", "off"].map(str::to_owned).into();
+    let mut running = ranks.job.start();
+    ranks.job.until_answering(&mut running);
+    for node in [1, 0] {
+        ranks.until_more(&mut running, 3);
+        ranks.job.checkpoint(&running);
+        ranks.until_more(&mut running, 2);
+        running[node].kill_everything();
+        assert_eq!(running[1 - node].wait(), 125, "{}", running[1 - node].said());
+        ranks.job.places[node] = ranks.job.spare();
+        running = ranks.job.start();
+        ranks.job.until_answering(&mut running);
+        for one in &running {
+            assert!(one.said().contains("resumed from snapshot"), "{}", one.said());
+        }
+    }
+    ranks.job.full_speed();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     ranks.assert_output(&running);
 }
