@@ -242,20 +242,8 @@ impl Agents {
     ) -> Result<HeldCut<'_>, QuiesceError> {
         let called = Instant::now();
         let end = called + limit;
-        let begun = Instant::now();
-        let mut held = {
-            let mut state = self.await_all_returned(limit, end)?;
-            if let Some(lead) = &lead {
-                let (shared, hold) = (Arc::downgrade(&self.shared), state.cut.newest + 1);
-                lead.listen(Arc::new(move |message| {
-                    if let Some(shared) = shared.upgrade() {
-                        shared.take_from_lead(hold, message);
-                    }
-                }));
-            }
-            let hold = state.cut.request(lead);
-            HeldCut { agents: self, hold, parked_since: begun, cost: None }
-        };
+        let mut held = self.request_cut(limit, end, lead)?;
+        let begun = held.parked_since;
         let (mut is_listening, mut closed, mut has_given_up) = (true, None, false);
         loop {
             self.shared.send_orders();
@@ -269,11 +257,8 @@ impl Agents {
                     return Ok(held);
                 }
                 Some(Err(reason)) => {
-                    let unanswered = state.unsettled();
-                    if state.cut.close.is_some() && !unanswered.is_empty() {
-                        return Err(QuiesceError::Deadline { deadline: called.elapsed(), unanswered });
-                    }
-                    return Err(QuiesceError::NoCut { reason, after: called.elapsed() });
+                    let no_cut = QuiesceError::NoCut { reason, after: called.elapsed() };
+                    return Err(state.unanswered(called.elapsed()).unwrap_or(no_cut));
                 }
                 None => {}
             }
@@ -296,17 +281,33 @@ impl Agents {
                 }
                 _ if is_over() => return Err(QuiesceError::Withdrawn),
                 _ if Instant::now() >= end && !has_given_up => {
+                    // The answer is that there is none, and why.
                     has_given_up = true;
-                    let unanswered = state.unsettled();
-                    let is_closing = state.cut.close.is_some();
                     state.cut.tell(FromLauncher::GivesUp);
-                    if is_closing && !unanswered.is_empty() {
-                        return Err(QuiesceError::Deadline { deadline: limit, unanswered });
-                    }
                 }
                 _ => self.shared.wait(&mut state, PROCESS_POLL_INTERVAL),
             }
         }
+    }
+
+    /// Asks the coordinator for a cut, once no process is away, or fails at `end`.
+    fn request_cut(
+        &self,
+        limit: Duration,
+        end: Instant,
+        lead: Option<Arc<dyn JobLead>>,
+    ) -> Result<HeldCut<'_>, QuiesceError> {
+        let mut state = self.await_all_returned(limit, end)?;
+        if let Some(lead) = &lead {
+            let (shared, hold) = (Arc::downgrade(&self.shared), state.cut.newest + 1);
+            lead.listen(Arc::new(move |message| {
+                if let Some(shared) = shared.upgrade() {
+                    shared.take_from_lead(hold, message);
+                }
+            }));
+        }
+        let hold = state.cut.request(lead);
+        Ok(HeldCut { agents: self, hold, parked_since: Instant::now(), cost: None })
     }
 
     /// Keeps the ranks parked that a restore brings back, until this is dropped.
@@ -348,6 +349,13 @@ impl Drop for HeldCut<'_> {
 }
 
 impl State {
+    /// The error of a request that has failed because processes are unknown here, if that is so.
+    fn unanswered(&self, deadline: Duration) -> Option<QuiesceError> {
+        let unanswered = self.unsettled();
+        let is_reason = self.cut.close.is_some() && !unanswered.is_empty();
+        is_reason.then_some(QuiesceError::Deadline { deadline, unanswered })
+    }
+
     /// Processes that may be ranks, and those that have not answered an earlier request to detach, or have not returned.
     fn unsettled(&self) -> Vec<super::Process> {
         let is_settled = |one: &super::state::Connection| one.is_registered && one.asked.is_none();

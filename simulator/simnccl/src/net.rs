@@ -1,6 +1,6 @@
 //! Which machine this is, and which of its addresses the sockets use.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::Ipv4Addr;
@@ -11,7 +11,7 @@ pub(crate) fn host() -> [u8; 8] {
     let read = |path: &str| std::fs::read(path).unwrap_or_default();
     let usual = || [read("/proc/sys/kernel/hostname"), read("/proc/sys/kernel/random/boot_id")].concat();
     let mut hasher = DefaultHasher::new();
-    std::env::var_os("NCCL_HOSTID").map_or_else(usual, |id| id.into_encoded_bytes()).hash(&mut hasher);
+    std::env::var_os("NCCL_HOSTID").map_or_else(usual, OsString::into_encoded_bytes).hash(&mut hasher);
     hasher.finish().to_le_bytes()
 }
 
