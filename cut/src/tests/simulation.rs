@@ -268,7 +268,8 @@ impl<'a> World<'a> {
                     let is_reason = self.is_given_up;
                     return if is_reason { Ok(true) } else { Err("a failure without one".to_owned()) };
                 };
-                if failure.blockers.is_empty() {
+                // The rank that was waited for may have ended since.
+                if failure.blockers.is_empty() && !self.is_given_up {
                     return Err("a failure that names nothing".to_owned());
                 }
                 let mut failure = failure.clone();
@@ -287,11 +288,7 @@ impl<'a> World<'a> {
         let Some(message) = self.launchers[index].inbox.pop_front() else { return false };
         self.launchers[index].stage = match message {
             ToLauncher::Order { connection, order } => {
-                let rank = &mut self.ranks[connection as usize];
-                if let Order::Reach { version, .. } = order {
-                    rank.newest = version;
-                }
-                rank.inbox.push_back(order);
+                self.ranks[connection as usize].inbox.push_back(order);
                 return true;
             }
             ToLauncher::Close { round } => Stage::Closing(round),
@@ -304,7 +301,13 @@ impl<'a> World<'a> {
 
     /// A message of a launcher arrives.
     fn deliver(&mut self, index: usize) -> bool {
-        let Some(message) = self.launchers[index].outbox.pop_front() else { return false };
+        let Some(mut message) = self.launchers[index].outbox.pop_front() else { return false };
+        if let FromLauncher::Report { connection, report } = &mut message
+            && self.run.flaw == Some(Flaw::OldVersion)
+            && report.version > 0
+        {
+            report.version = self.ranks[*connection as usize].newest;
+        }
         self.cut.receive(self.now, index as u32, message);
         self.send();
         true
@@ -312,6 +315,9 @@ impl<'a> World<'a> {
 
     fn send(&mut self) {
         for (launcher, message) in self.cut.take_messages() {
+            if let ToLauncher::Order { connection, order: Order::Reach { version, .. } } = &message {
+                self.ranks[*connection as usize].newest = *version;
+            }
             self.launchers[launcher as usize].inbox.push_back(message);
         }
     }
@@ -413,12 +419,7 @@ impl<'a> World<'a> {
                 launcher.ranks.remove(&rank);
                 FromLauncher::Left { connection }
             }
-            FromRank::Report(mut report) => {
-                if self.run.flaw == Some(Flaw::OldVersion) && report.version > 0 {
-                    report.version = self.ranks[rank].newest;
-                }
-                FromLauncher::Report { connection, report }
-            }
+            FromRank::Report(report) => FromLauncher::Report { connection, report },
         };
         if !matches!(launcher.stage, Stage::Idle | Stage::Wanted) {
             launcher.outbox.push_back(message);
