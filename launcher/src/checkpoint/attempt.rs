@@ -108,7 +108,7 @@ pub enum AttemptError {
     #[error("the job ended during the checkpoint")]
     JobEnded,
     /// The request was withdrawn before the attempt began, or before the job was paused.
-    #[error("the job was asked to end by itself instead")]
+    #[error("the job is being ended")]
     Withdrawn,
     /// The job's namespace reports an error.
     #[error(transparent)]
@@ -197,7 +197,7 @@ impl Attempt<'_> {
         capture.prepare();
         self.vote()?;
         self.parts.status.enter(Phase::Dump, survey.memory_bytes);
-        let precopied = self.precopy(&id, &staging, survey.memory_bytes, &mut history.precopy);
+        let precopied = self.precopy(&id, &staging, survey.memory_bytes, &mut history.precopy)?;
         if precopied.is_some() {
             capture.has_room(room_bytes()?);
         }

@@ -10,7 +10,7 @@
 //! Rounds are CRIU's pre-dumps: the job is paused for a moment, and its pages are written after that. They need soft-dirty
 //! bits (CONFIG_MEM_SOFT_DIRTY). The store gets one image of pages per process: no snapshot depends on an older one.
 
-use crate::checkpoint::attempt::{AfterDump, Attempt};
+use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError};
 use crate::checkpoint::dump::{criu_log, frozen_s};
 use crate::criu::{Criu, Merged, Options, Piece, SessionError};
 use crate::files::sources::{StagedPart, StagedParts};
@@ -229,34 +229,40 @@ fn uses_aio(process: &Path) -> bool {
 
 impl Attempt<'_> {
     /// Copies the job's memory while the job runs, if that is wanted and possible. `None`: a plain dump follows.
+    ///
+    /// # Errors
+    /// [`AttemptError::Withdrawn`] if the job is being ended meanwhile: its last snapshot must not wait for this one.
     pub(super) fn precopy(
         &self,
         id: &SnapshotId,
         staging: &Staging,
         memory_bytes: u64,
         trials: &mut Trials,
-    ) -> Option<Precopied> {
+    ) -> Result<Option<Precopied>, AttemptError> {
         let option = self.parts.precopy;
         // A job that ends with the dump has nothing to do meanwhile.
         if option == Precopy::Off || self.after_dump != AfterDump::KeepRunning {
-            return None;
+            return Ok(None);
         }
         if self.parts.job.agents.is_some() {
             if option != Precopy::Auto {
                 trials.report("not supported for jobs with the interposer (--interpose)");
             }
-            return None;
+            return Ok(None);
         }
         let most = match option {
             Precopy::Rounds(rounds) => rounds,
-            _ if !trials.is_due(memory_bytes, &self.parts.criu) => return None,
+            _ if !trials.is_due(memory_bytes, &self.parts.criu) => return Ok(None),
             _ => AUTO_ROUNDS,
         };
         trials.begin();
         let mut precopied = Precopied { rounds: Vec::new() };
         let result = self.copy_rounds(id, staging, memory_bytes, most, &mut precopied);
-        let Err(reason) = result else { return Some(precopied) };
+        let Err(reason) = result else { return Ok(Some(precopied)) };
         precopied.discard(staging);
+        if !self.is_wanted() {
+            return Err(AttemptError::Withdrawn);
+        }
         let survey = self.parts.job.namespace.survey();
         let is_alive = survey.is_ok_and(|survey| survey.pids.contains(&self.parts.job.root_pid));
         if !is_alive || reason == NOTHING_GAINED {
@@ -264,7 +270,12 @@ impl Attempt<'_> {
         } else {
             trials.report(&reason);
         }
-        None
+        Ok(None)
+    }
+
+    /// Whether the job is not being ended.
+    fn is_wanted(&self) -> bool {
+        !self.parts.is_ending.load(Ordering::Relaxed)
     }
 
     fn copy_rounds(
@@ -283,8 +294,8 @@ impl Attempt<'_> {
         let mut last_bytes = memory_bytes;
         for number in 1..=most {
             self.look_for_aio()?;
-            if self.parts.is_ending.load(Ordering::Relaxed) {
-                return Err(NOTHING_GAINED.to_owned());
+            if !self.is_wanted() {
+                return Err(SessionError::Withdrawn.to_string());
             }
             // Beside the images of the dump, which may contain everything once more.
             if room_bytes()? < last_bytes {
@@ -359,7 +370,9 @@ impl Attempt<'_> {
         let criu_pid = session.process().pid;
         let hit = |point: &str| self.hit(&format!("precopy-{point}"), criu_pid);
         let result = hit("begin").map_err(SessionError::from).and_then(|()| {
-            session.pre_dump(options, deadline, &mut |stage| hit(stage).map_err(|error| error.to_string()))
+            session.pre_dump(options, deadline, &|| self.is_wanted(), &mut |stage| {
+                hit(stage).map_err(|error| error.to_string())
+            })
         });
         if !matches!(result, Ok(_) | Err(SessionError::Failed(_))) {
             self.kill_criu(criu_pid);

@@ -2,7 +2,7 @@
 
 use super::rpc::{Options, Request, RequestType, Response};
 use crate::namespace::{Activity, CriuProcess};
-use crate::sys::deadline::RESTORE_POLL_INTERVAL;
+use crate::sys::deadline::{PRECOPY_POLL_INTERVAL, RESTORE_POLL_INTERVAL};
 use prost::Message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
@@ -21,6 +21,9 @@ pub enum SessionError {
         "nothing has moved for {} seconds: one of the processes was probably killed while it was restored", .0.as_secs()
     )]
     Stalled(Duration),
+    /// Nobody wants the result any more. The process still runs.
+    #[error("it is not wanted any more")]
+    Withdrawn,
     /// CRIU ended without an answer.
     #[error("CRIU ended without an answer")]
     Died,
@@ -61,6 +64,8 @@ pub struct RestoreLimits<'a> {
 enum TimeLimit<'a> {
     /// For the whole operation.
     Deadline(Instant),
+    /// The same, unless nobody wants the result any more.
+    While(Instant, &'a dyn Fn() -> bool),
     /// For CRIU's next message.
     Restore(RestoreLimits<'a>),
 }
@@ -97,7 +102,8 @@ impl Session {
         self.perform(RequestType::Dump, options, TimeLimit::Deadline(deadline), at_stage)
     }
 
-    /// Copies the memory of a job that then continues at once: the pages are written after that.
+    /// Copies the memory of a job that then continues at once: the pages are written after that. Ends early unless
+    /// `is_wanted`.
     ///
     /// # Errors
     /// See [`SessionError`].
@@ -105,9 +111,10 @@ impl Session {
         &self,
         options: Options,
         deadline: Instant,
+        is_wanted: &dyn Fn() -> bool,
         at_stage: &mut dyn FnMut(&str) -> Result<(), String>,
     ) -> Result<Outcome, SessionError> {
-        self.perform(RequestType::SinglePreDump, options, TimeLimit::Deadline(deadline), at_stage)
+        self.perform(RequestType::SinglePreDump, options, TimeLimit::While(deadline, is_wanted), at_stage)
     }
 
     /// Restores. An error of `at_stage` at `post-restore` ends the restored processes before they have run.
@@ -197,6 +204,16 @@ impl Session {
             TimeLimit::Deadline(deadline) => {
                 if !self.is_readable_by(deadline)? {
                     return Err(SessionError::Timeout);
+                }
+            }
+            TimeLimit::While(deadline, is_wanted) => {
+                while !self.is_readable_by(deadline.min(Instant::now() + PRECOPY_POLL_INTERVAL))? {
+                    if Instant::now() >= deadline {
+                        return Err(SessionError::Timeout);
+                    }
+                    if !is_wanted() {
+                        return Err(SessionError::Withdrawn);
+                    }
                 }
             }
             TimeLimit::Restore(limits) => self.wait_while_active(limits)?,

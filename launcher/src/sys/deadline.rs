@@ -151,6 +151,8 @@ pub const RESTORE_FAILURE_WINDOW: Duration = Duration::from_secs(600);
 pub const RESTORE_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Polling interval for that.
 pub const RESTORE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Poll of whether a round of pre-copy is still wanted.
+pub const PRECOPY_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for a port of the job to become free. The kernel keeps the port of a killed listener for a minute (TIME_WAIT)
 /// unless the job set SO_REUSEADDR.
 pub const PORT_RETRY_TIMEOUT: Duration = Duration::from_secs(75);

@@ -3,6 +3,7 @@
 use ckpt_run_tests::{Running, Sandbox, python, schema, set_variables, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -656,6 +657,36 @@ fn a_signal_during_a_preemption_does_not_interrupt_it() {
     fs::remove_file(sandbox.path().join("hold")).unwrap();
     assert_eq!(job.wait(), 75, "{}", job.said());
     assert!(job.said().contains("the job was ended with the snapshot"), "{}", job.said());
+}
+
+/// Memory is being copied for a checkpoint that is not the last one (`--precopy`), which takes long. CRIU is stopped before
+/// it needs what this kernel may not have.
+#[test]
+fn a_preemption_does_not_wait_for_a_round_of_pre_copy() {
+    let sandbox = Sandbox::new();
+    let (script, real) = (sandbox.path().join("criu"), ckpt_run_tests::criu());
+    let text = format!(
+        "#!/bin/sh\ncase \"$*\" in *mem_dirty_track*) exit 0;; esac\nexec {} \"$@\"\n",
+        real.display()
+    );
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let options = ["--precopy", "1", "--freeze-timeout", "10m", "--grace", "2m", "--interval", "off"];
+    let mut command = command(&sandbox, &options);
+    command.env("CKPT_FAULT", "precopy-begin@1=stop-criu").env("CKPT_CRIU", &script);
+    let mut job = sandbox.start_command("job", command);
+    until_ready(&mut job, &sandbox);
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| sandbox.call(["checkpoint"]));
+        until_said(&mut job, "fault point precopy-begin", 1);
+        job.signal(Signal::TERM);
+        assert_eq!(job.wait(), 75, "{}", job.said());
+        let output = call.join().expect("no panic");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("the job has ended"), "{said}");
+    });
+    assert!(job.said().contains("the job was ended with the snapshot"), "{}", job.said());
+    assert_eq!(sandbox.snapshots().len(), 1);
 }
 
 /// An earlier snapshot is still being stored, and the last one would wait too long for it: the job gets SIGTERM, and

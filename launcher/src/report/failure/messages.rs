@@ -193,6 +193,7 @@ fn of_criu_and_namespaces() {
     each!(SessionError {
         SessionError::Timeout => SessionError::Timeout, "CRIU";
         SessionError::Stalled(_) => SessionError::Stalled(Duration::from_secs(30)), "30 seconds";
+        SessionError::Withdrawn => SessionError::Withdrawn, "not wanted";
         SessionError::Died => SessionError::Died, "CRIU";
         SessionError::Failed(_) => SessionError::Failed(Some(text("no such PID"))), "no such PID";
         SessionError::Unreceived(_) => SessionError::Unreceived(text("process 7 (python3)")), "process 7 (python3)";
@@ -261,7 +262,7 @@ fn of_checkpoints() {
         AttemptError::Image(_) => ImageError::Format { name: text("files.img"), reason: text("it is cut off") }.into(), "files.img";
         AttemptError::Crashed => AttemptError::Crashed, "a bug in ckpt-run";
         AttemptError::JobEnded => AttemptError::JobEnded, "the job ended";
-        AttemptError::Withdrawn => AttemptError::Withdrawn, "asked to end by itself";
+        AttemptError::Withdrawn => AttemptError::Withdrawn, "is being ended";
         AttemptError::Nodes(_) => AttemptError::Nodes(text("not in time: node 7")), "node 7";
         AttemptError::Namespace(_) => AttemptError::Namespace(NamespaceError::Refused(text("cannot read /proc/7"))), "/proc/7";
     });
