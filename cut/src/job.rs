@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::coordinator::{Coordinator, RankId, Settings, State};
-use crate::messages::{FromLauncher, NamedRank, Order, ToLauncher};
+use crate::messages::{FromLauncher, NamedRank, ToLauncher};
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,28 +179,17 @@ impl JobCut {
 
     /// A launcher has no more time.
     fn give_up(&mut self) {
-        let (phase, mut late) = (self.phase, Vec::new());
-        for (launcher, known) in &self.launchers {
-            let is_late = match phase {
-                Phase::Closing => !known.has_closed,
-                _ => !known.has_begun,
-            };
-            late.extend(is_late.then(|| launcher.to_string()));
-        }
-        if phase == Phase::Closing {
-            // The ranks are parked.
-            let ranks: Vec<_> = self.ranks.values().map(|rank| (rank.launcher, rank.connection)).collect();
-            let release =
-                |(launcher, connection)| (launcher, ToLauncher::Order { connection, order: Order::Release });
-            self.outbox.extend(ranks.into_iter().map(release));
-            self.coordinator.release();
-            drop(self.coordinator.take_orders());
-        } else {
+        if self.phase == Phase::Reaching {
             self.coordinator.give_up();
-        }
-        if phase == Phase::Reaching {
             return self.go_on();
         }
+        let is_closing = self.phase == Phase::Closing;
+        let is_late = |one: &Launcher| if is_closing { !one.has_closed } else { !one.has_begun };
+        let late = self.launchers.iter().filter(|(_, one)| is_late(one));
+        let late: Vec<_> = late.map(|(launcher, _)| launcher.to_string()).collect();
+        // At a cut, the ranks are parked.
+        self.coordinator.release();
+        self.pass_orders_on();
         let of = if self.is_one() { String::new() } else { format!(" of node {}", late.join(", ")) };
         self.fail(&format!("not all processes{of} have answered in time"));
     }

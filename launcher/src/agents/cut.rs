@@ -169,7 +169,6 @@ impl Cut {
     fn hold(&mut self) -> u64 {
         // All processes of an earlier hold are back.
         self.release();
-        self.has_failed = false;
         self.newest += 1;
         self.hold = Some(self.newest);
         self.newest

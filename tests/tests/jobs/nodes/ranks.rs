@@ -21,7 +21,8 @@ struct Ranks {
 }
 
 impl Ranks {
-    /// So many ranks on each of two machines; others are spare. All are connected by sockets, which threads poll all the time: many are slow.
+    /// So many ranks on each of two machines; others are spare. All are connected by sockets, which threads poll all the
+    /// time: many are slow.
     fn new(machines: Machines, each: usize, steps: usize) -> Self {
         let gpus: Vec<_> = machines.sandboxes.iter().map(|_| Gpu::new()).collect();
         let home = machines.sandboxes[0].path().to_owned();
@@ -65,6 +66,14 @@ impl Ranks {
         running[0].until("steps", || (self.output().lines().count() >= goal).then_some(()));
     }
 
+    /// The job, after so many steps.
+    fn begun(&self, steps: usize) -> Vec<Running> {
+        let mut running = self.job.start();
+        self.job.until_answering(&mut running);
+        self.until_more(&mut running, steps);
+        running
+    }
+
     /// The last run came to its end, and all runs together have printed what an unbroken one prints.
     fn assert_output(&self, running: &[Running]) {
         assert!(self.output() == self.unbroken(), "{}\n{}", self.output(), said(running));
@@ -79,9 +88,7 @@ fn ranks_on_two_machines_are_saved_together() {
     let Some(machines) = machines(2) else { return };
     let ranks = Ranks::new(machines, 2, 100);
     let job = &ranks.job;
-    let mut running = job.start();
-    job.until_answering(&mut running);
-    ranks.until_more(&mut running, 3);
+    let mut running = ranks.begun(3);
     job.checkpoint(&running);
     ranks.until_more(&mut running, 2);
     job.checkpoint(&running);
@@ -106,9 +113,7 @@ fn ranks_on_two_machines_survive_kills() {
     ranks.job.options = ["--interval", "1s", "--max-restarts", "1000"].map(str::to_owned).into();
     let job = &ranks.job;
     let mut rng = seeded_rng(19);
-    let mut running = job.start();
-    job.until_answering(&mut running);
-    ranks.until_more(&mut running, 2);
+    let mut running = ranks.begun(2);
     job.checkpoint(&running);
     for kill in 0..2 * kills {
         std::thread::sleep(Duration::from_millis(rng.u64(500..4000)));
@@ -170,9 +175,7 @@ fn a_rank_that_waits_elsewhere_is_named_with_its_node() {
     let mut ranks = Ranks::new(machines, 1, 300);
     ranks.job.options = ["--freeze-timeout", "10s", "--interval", "off"].map(str::to_owned).into();
     let job = &ranks.job;
-    let mut running = job.start();
-    job.until_answering(&mut running);
-    ranks.until_more(&mut running, 2);
+    let mut running = ranks.begun(2);
     let waiting = job.machines.sandboxes[1].path();
     std::fs::write(waiting.join("pause"), "").unwrap();
     running[1].until("a rank that waits", || waiting.join("paused").exists().then_some(()));
@@ -194,9 +197,7 @@ fn a_cut_that_fails_leaves_the_ranks_of_all_machines_running() {
     let Some(machines) = machines(2) else { return };
     let mut ranks = Ranks::new(machines, 1, 300);
     ranks.job.fault(1, Some("cut@1=error"));
-    let mut running = ranks.job.start();
-    ranks.job.until_answering(&mut running);
-    ranks.until_more(&mut running, 3);
+    let mut running = ranks.begun(3);
     let failed = ranks.job.machines.sandboxes[0].call(["checkpoint"]);
     let text = String::from_utf8_lossy(&failed.stderr).into_owned();
     assert!(!failed.status.success() && text.contains("node 1: "), "{text}");
