@@ -90,16 +90,39 @@ impl Marks {
         !text.is_empty() && text.len() <= TAG_MAX_BYTES && text.bytes().all(fits)
     }
 
-    /// Adds a tag to the snapshot. A snapshot with a tag is not pruned.
+    /// Adds a tag to the snapshot, and removes it from others: a tag names one. Returns the others. A snapshot with a tag is
+    /// not pruned.
     ///
     /// # Errors
     /// [`TagError`] if the tag is not valid.
-    pub fn tag(&mut self, id: &SnapshotId, tag: &str) -> Result<(), TagError> {
+    pub fn tag(&mut self, id: &SnapshotId, tag: &str) -> Result<Vec<SnapshotId>, TagError> {
         if !Self::is_tag(tag) {
             return Err(TagError(tag.to_owned()));
         }
+        let others: Vec<_> = self.tagged(tag).filter(|other| *other != id).cloned().collect();
+        for other in &others {
+            self.untag(other, tag);
+        }
         self.entry(id).tags.insert(tag.to_owned());
-        Ok(())
+        Ok(others)
+    }
+
+    /// Removes all tags of the snapshot.
+    pub fn untag_all(&mut self, id: &SnapshotId) {
+        if let Some(mark) = self.snapshots.get_mut(id) {
+            mark.tags.clear();
+        }
+        self.drop_empty();
+    }
+
+    /// Adds the tags in `shared`, marks that several machines have in common. Each tag then names what it names there.
+    pub fn add_tags_of(&mut self, shared: &Self) {
+        let tags = shared.snapshots.iter().flat_map(|(id, mark)| mark.tags.iter().map(move |tag| (id, tag)));
+        for (id, tag) in tags {
+            if let Err(error) = self.tag(id, tag) {
+                tracing::debug!("a tag of {id} in the object store: {error}");
+            }
+        }
     }
 
     /// Removes a tag. Returns whether the snapshot had it.

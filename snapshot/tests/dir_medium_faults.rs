@@ -125,6 +125,24 @@ fn an_error_at_any_step_is_told_and_leaves_the_rest_alone() {
     }
 }
 
+/// An error of a call that has succeeded: what a client of a network file system gets for a repeated request.
+#[test]
+fn an_error_after_a_success_is_none_if_the_object_is_there() {
+    for (point, is_told) in [("rename-done@1", ["eio", "estale"]), ("rename-done@2", ["eio", "estale"])] {
+        for action in ["eexist", "eintr"].into_iter().chain(is_told) {
+            let what = format!("{point}={action}");
+            let (dir, medium) = prepared();
+            let output = run(dir.path(), &what);
+            let said = String::from_utf8_lossy(&output.stdout);
+            let done = said.lines().filter(|line| line.ends_with("step: done")).count();
+            assert_eq!(done, if is_told.contains(&action) { 2 } else { 3 }, "{what}: {said}");
+            is_whole(&medium, &what);
+            assert!(medium.open(&name("packs/new")).is_ok() && medium.open(&name("manifests/new")).is_ok());
+            assert_eq!(medium.sweep(Duration::ZERO).unwrap(), [""; 0], "{what}");
+        }
+    }
+}
+
 #[test]
 fn a_kill_at_any_step_leaves_whole_objects_and_what_can_be_swept() {
     for point in POINTS {

@@ -15,7 +15,7 @@ use crate::job::resume_point::Resume;
 use crate::observe::notify::Address;
 use crate::sys::deadline::SHORTEST_NODE_TIMEOUT;
 use crate::sys::error::bad_input;
-use crate::sys::trust::Trust;
+use crate::sys::trust::{Trust, Untrusted};
 use anyhow::{Result, anyhow};
 use ckpt_snapshot::JobKey;
 use ckpt_snapshot::codec::{Compression, Key};
@@ -64,11 +64,14 @@ pub const TRUST: Setting = Setting {
 };
 
 /// Checks that nobody else decides what is at a path that is executed or written to.
-fn check_trust(config: &Config, path: Option<&Path>, option: &Resolved) -> Result<()> {
-    let Some(path) = path else { return Ok(()) };
+fn check_trust(
+    path: Option<&Path>,
+    option: &Resolved,
+    check: impl Fn(&Path) -> Result<(), Untrusted>,
+) -> Result<()> {
     let refused =
         |why| anyhow!("{} = {:?} ({}) is not used: {why}", option.name, option.value, option.origin);
-    config.store.trust.check(path).map_err(|why| bad_input(refused(why)))
+    path.map_or(Ok(()), check).map_err(|why| bad_input(refused(why)))
 }
 
 /// The flags that have a short form.
@@ -245,8 +248,8 @@ pub const SETTINGS: &[Setting] = &[
         name: "resume",
         value: Some("WHICH"),
         default: "auto",
-        help: "What to resume: auto, never, required, or the ID of a snapshot",
-        long_help: "What to do with snapshots of an earlier run of this job:\n  auto      resume the newest valid one, or start from the beginning if there is none\n  never     start from the beginning\n  required  resume, or fail if there is nothing to resume\n  ID        resume this one",
+        help: "What to resume: auto, never, required, or a snapshot by its ID or tag",
+        long_help: "What to do with snapshots of an earlier run of this job:\n  auto      resume the newest valid one, or start from the beginning if there is none\n  never     start from the beginning\n  required  resume, or fail if there is nothing to resume\n  ID        resume this one; also by its number, a prefix of its ID, or a tag",
         set: |config, option| {
             config.resume = match option.value.as_str() {
                 "auto" => Resume::Auto,
@@ -304,7 +307,7 @@ pub const SETTINGS: &[Setting] = &[
         long_help: "The CRIU program, version 4.1 or newer. Default: the one in PATH, then /usr/local/sbin, /usr/sbin, /sbin. The one of the Python package ckpt-run-criu, installed with ckpt-run, is used if it is newer or the only one.",
         set: |config, option| {
             option.put(&mut config.criu, "a path", optional(parsed))?;
-            check_trust(config, config.criu.as_deref(), option)
+            check_trust(config.criu.as_deref(), option, |path| config.store.trust.check(path))
         },
     },
     Setting {
@@ -435,7 +438,10 @@ pub const SETTINGS: &[Setting] = &[
             config.interpose = option.parse(expected, Interposer::parse)?;
             let is_auto = option.value == "auto";
             option.found = is_auto.then(|| config.interpose.to_string());
-            check_trust(config, config.interpose.library().filter(|_| !is_auto), option)
+            {
+                let library = config.interpose.library().filter(|_| !is_auto);
+                check_trust(library, option, |path| config.store.trust.check(path))
+            }
         },
     },
     Setting {
@@ -517,11 +523,7 @@ pub const SETTINGS: &[Setting] = &[
         long_help: "Also write the messages of ckpt-run to this file, with times and details.",
         set: |config, option| {
             option.put(&mut config.log_file, "a path", optional(parsed))?;
-            // Of a name alone, the working directory.
-            let directory = config.log_file.as_deref().and_then(Path::parent);
-            let directory =
-                directory.map(|dir| if dir.as_os_str().is_empty() { Path::new(".") } else { dir });
-            check_trust(config, directory, option)
+            check_trust(config.log_file.as_deref(), option, |path| config.store.trust.check_written(path))
         },
     },
     Setting {

@@ -6,6 +6,7 @@
 
 use crate::sys::authentic::{self, FileKey};
 use ckpt_cluster::{AttemptId, Log, PutAnswer, Record};
+use ckpt_snapshot::pack::PackId;
 use ckpt_snapshot::{JobDir, NodePart, faults, sync_dir, write_atomically};
 use std::fs;
 use std::io;
@@ -185,7 +186,8 @@ impl LogFiles {
         faults::hit("nodes-log-put")?;
         let line = serde_json::to_string(record).expect("records have a JSON form");
         let (dir, name) = (self.dir(), file_name(position));
-        let temporary = dir.join(format!("new-{}", std::process::id()));
+        // A launcher in another container may have the same PID.
+        let temporary = dir.join(format!("{NOT_BEGUN}{}", PackId::random()?));
         write_atomically(&temporary, authentic::sealed(&self.key(&name), &line).as_bytes())?;
         let put = fs::hard_link(&temporary, dir.join(name));
         let _ = fs::remove_file(&temporary);

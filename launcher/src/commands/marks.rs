@@ -2,43 +2,45 @@
 
 use super::snapshots::find_to_change;
 use crate::cli::config::Config;
-use crate::store::tiers::{self, REMOTE};
+use crate::store::marks;
+use crate::store::tiers::{self, DISK, REMOTE};
 use crate::sys::error::{EXIT_NEGATIVE, EXIT_OWN, bad_input};
-use anyhow::{Context, Result, anyhow};
-use ckpt_snapshot::{JobDir, Marks, SnapshotId, TagError};
+use anyhow::{Context, Result, anyhow, bail};
+use ckpt_object_medium::Options;
+use ckpt_snapshot::{JobDir, Marks, ReadError, SnapshotId, Store};
 
 /// Adds a tag to a snapshot. It moves from another snapshot of the job: a tag names one.
 ///
 /// # Errors
-/// Bad input: no such snapshot, an invalid tag.
+/// Bad input: no such snapshot, an invalid tag, or a snapshot that is being deleted.
 pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
     let (job, id) = find_to_change(config, text)?;
-    let moved = job.change_marks(|marks| {
-        marks.tag(&id, tag)?;
-        let others: Vec<_> = marks.tagged(tag).filter(|other| **other != id).cloned().collect();
-        for other in &others {
-            marks.untag(other, tag);
-        }
-        Ok::<_, TagError>(others)
-    })?;
-    let moved = moved.map_err(bad_input)?;
+    let before = marks::with_tags_of_all(&config.store, &job)?;
+    let moved = job.change_marks(|marks| marks.tag(&id, tag))?.map_err(bad_input)?;
     // Before what may fail: a repeated command finds nothing to move.
-    for other in &moved {
+    for other in before.tagged(tag).filter(|other| **other != id) {
         tracing::info!(
-            "the tag {tag} has moved from {other} to {id}, and no longer keeps {other} from being pruned"
+            "the tag {tag} has moved from {other} to {id}{}",
+            if moved.contains(other) {
+                format!(", and no longer keeps {other} from being pruned")
+            } else {
+                format!(
+                    ". The machine that had set it keeps {other} (`ckpt-run unpin --all-machines {other}`)"
+                )
+            }
         );
     }
     let mut code = 0;
     for other in &moved {
-        if let Err(error) = set_shared(config, &job, other) {
+        if let Err(error) = marks::share(&config.store, &job, other, None) {
             tracing::error!(
                 "the object store was not told that {tag} no longer keeps {other}: {error:#}. If nothing else is to keep it: `ckpt-run unpin {other}`"
             );
             code = EXIT_OWN;
         }
     }
-    share(config, &job, &id)?;
-    refuse_deleted(&job, &id)?;
+    share(config, &job, &id, None)?;
+    refuse_deleted(config, &job, &id)?;
     Ok(code)
 }
 
@@ -48,8 +50,9 @@ pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
 /// Bad input: no such snapshot.
 pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
     let (job, id) = find_to_change(config, text)?;
-    if job.change_marks(|marks| marks.untag(&id, tag))? {
-        return share(config, &job, &id);
+    let was_there = marks::with_tags_of_all(&config.store, &job)?.tagged(tag).any(|tagged| *tagged == id);
+    if job.change_marks(|marks| marks.untag(&id, tag))? || was_there {
+        return share(config, &job, &id, Some(tag));
     }
     tracing::error!("the snapshot {id} has no tag {tag:?}");
     Ok(EXIT_NEGATIVE)
@@ -62,13 +65,11 @@ pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
 pub fn unpin(config: &Config, text: &str, of_all_machines: bool) -> Result<i32> {
     let (job, id) = find_to_change(config, text)?;
     job.change_marks(|marks| marks.unpin(&id))?;
-    let store = tiers::open(&config.store, &job)?;
-    if let Ok(remote) = store.tier(REMOTE)
-        && of_all_machines
-    {
-        remote.store().unpin(&id, None)?;
+    if of_all_machines {
+        marks::unmark_on_all(&config.store, &job, &id)?;
     }
-    share(config, &job, &id)?;
+    share(config, &job, &id, None)?;
+    let store = tiers::open(&config.store, &job)?;
     if let Ok(remote) = store.tier(REMOTE)
         && let Some(mut keepers) = remote.store().pins()?.remove(&id)
         && !keepers.is_subset(&[job.keeper()?].into())
@@ -89,18 +90,34 @@ pub fn unpin(config: &Config, text: &str, of_all_machines: bool) -> Result<i32> 
 pub fn pin(config: &Config, text: &str) -> Result<i32> {
     let (job, id) = find_to_change(config, text)?;
     job.change_marks(|marks| marks.pin(&id))?;
-    let code = share(config, &job, &id)?;
-    refuse_deleted(&job, &id)?;
+    let code = share(config, &job, &id, None)?;
+    refuse_deleted(config, &job, &id)?;
     Ok(code)
 }
 
 /// Says that a mark has come too late. To be called once it is set, see [`tiers::prune`].
-fn refuse_deleted(job: &JobDir, id: &SnapshotId) -> Result<()> {
-    if job.record()?.is_some_and(|record| record.deleted.contains(&id.sequence())) {
-        return Err(bad_input(anyhow!(
-            "--keep does not keep {id}, and it is being deleted: the mark has come too late. Make sure with `ckpt-run ls`, and take another snapshot"
+fn refuse_deleted(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<()> {
+    let is_deleted = |records: &JobDir| -> Result<bool> {
+        Ok(records.record()?.is_some_and(|record| record.deleted.contains(&id.sequence())))
+    };
+    let too_late = "--keep did not keep it, and the mark has come too late";
+    let store = tiers::open(&config.store, job)?;
+    // The record names what was deleted last. What was deleted before is gone.
+    if is_deleted(job)? || matches!(store.manifest(id), Err(ReadError::Missing(_))) {
+        bail!(bad_input(anyhow!(
+            "{id} is being deleted: {too_late}. Make sure with `ckpt-run ls`, and take another snapshot"
         )));
     }
+    let uploaded = tiers::uploaded_records(&config.store, job, Options::default())?;
+    if !uploaded.as_ref().map(is_deleted).transpose()?.unwrap_or_default() {
+        return Ok(());
+    }
+    if store.tier(DISK)?.store().manifest(id).is_err() {
+        bail!(bad_input(anyhow!(
+            "{id} is being deleted from the object store: {too_late}. Make sure with `ckpt-run ls`, and take another snapshot"
+        )));
+    }
+    tracing::warn!("{id} is kept on this machine, but is being deleted from the object store: {too_late}");
     Ok(())
 }
 
@@ -111,27 +128,13 @@ fn refuse_deleted(job: &JobDir, id: &SnapshotId) -> Result<()> {
 pub fn change(config: &Config, text: &str, change: fn(&mut Marks, &SnapshotId)) -> Result<i32> {
     let (job, id) = find_to_change(config, text)?;
     job.change_marks(|marks| change(marks, &id))?;
-    share(config, &job, &id)
+    share(config, &job, &id, None)
 }
 
-/// Tells the machines that share the object store whether to keep a snapshot.
-fn share(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<i32> {
-    set_shared(config, job, id).context(
+/// Tells the machines that share the object store about the marks of a snapshot.
+fn share(config: &Config, job: &JobDir, id: &SnapshotId, untagged: Option<&str>) -> Result<i32> {
+    marks::share(&config.store, job, id, untagged).context(
         "the mark is set on this machine, but not in the object store, where another machine may delete the snapshot: repeat the command",
     )?;
     Ok(0)
-}
-
-fn set_shared(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<()> {
-    let store = tiers::open(&config.store, job)?;
-    if let Ok(remote) = store.tier(REMOTE) {
-        let keeper = job.keeper()?;
-        if job.marks()?.is_kept(id) {
-            remote.store().pin(id, &keeper)?;
-        } else {
-            // The marks of a store at an address are those of all machines.
-            remote.store().unpin(id, Some(&*keeper).filter(|_| job.records_medium().is_none()))?;
-        }
-    }
-    Ok(())
 }

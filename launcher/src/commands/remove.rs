@@ -8,6 +8,7 @@ use crate::cli::config::Config;
 use crate::files::held as held_files;
 use crate::job::{deletion, resume_point};
 use crate::restore::kept;
+use crate::store::marks;
 use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::bad_input;
@@ -68,7 +69,7 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
             bail!(bad_input(anyhow!("the job {} is running, so nothing was deleted", job.key())));
         }
         deletion::check(&config.store, job)?;
-        let marks = job.marks()?;
+        let marks = marks::with_tags_of_all(&config.store, job)?;
         let kept: Vec<_> = marks.kept().map(ToString::to_string).collect();
         if !kept.is_empty() && !args.force {
             bail!(bad_input(anyhow!(
@@ -103,7 +104,7 @@ fn remove_of_job(config: &Config, found: &[(JobDir, SnapshotId)], dry_run: bool)
     let store = tiers::open(&config.store, job)?;
     let removed = found.iter().try_for_each(|(_, id)| {
         if !dry_run {
-            tiers::remove(&store, job, id)?;
+            tiers::remove(&config.store, &store, job, id)?;
             kept::delete_kept_of(job, id);
             held_files::delete(job, id);
         }
@@ -121,7 +122,7 @@ fn protection(
     id: &SnapshotId,
     deleted: &[(JobDir, SnapshotId)],
 ) -> Result<Option<String>> {
-    let marks = job.marks()?;
+    let marks = marks::with_tags_of_all(&config.store, job)?;
     if let Some(mark) = marks.of(id) {
         if mark.pinned {
             return Ok(Some(format!("{id} is pinned (`ckpt-run unpin {id}`)")));

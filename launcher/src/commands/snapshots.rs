@@ -10,6 +10,7 @@ use crate::cluster::LogFiles;
 use crate::files::inventory::Inventory;
 use crate::job::resume_point::is_for_the_user;
 use crate::job::status::cut_text;
+use crate::store::marks;
 use crate::store::root::Root;
 use crate::store::tiers::{self, MEMORY};
 use crate::sys::error::{EXIT_NEGATIVE, bad_input};
@@ -123,7 +124,7 @@ impl Row {
 pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
     let (rows, code) = each(&jobs(config, &root, named)?, |job| {
-        let (marks, history) = (job.marks()?, tiers::history(job, None)?);
+        let (marks, history) = (marks::with_tags_of_all(&config.store, job)?, tiers::history(job, None)?);
         let placed = tiers::open(&config.store, job)?.placed()?;
         let mut of_job: Vec<_> =
             placed.iter().map(|placed| Row::new(job, placed, &marks, &history)).collect();
@@ -179,7 +180,7 @@ fn find_in(config: &Config, root: &Root, text: &str) -> Result<(JobDir, Snapshot
             match (&*tiers::open(&config.store, job)? as &dyn Store).find(text) {
                 Ok(id) => Ok(vec![(job.clone(), id)]),
                 Err(ReadError::Missing(_)) => {
-                    let marks = job.marks()?;
+                    let marks = marks::with_tags_of_all(&config.store, job)?;
                     Ok(marks.tagged(text).map(|id| (job.clone(), id.clone())).collect())
                 }
                 Err(error) => Err(error.into()),
@@ -249,7 +250,8 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     }
     let mut facts = summary(&manifest);
     facts.extend(part_facts(&job, &manifest));
-    facts.extend(job.marks()?.of(&id).into_iter().flat_map(mark_facts));
+    let marks = marks::with_tags_of_all(&config.store, &job)?;
+    facts.extend(marks.of(&id).into_iter().flat_map(mark_facts));
     facts.extend(environment(&manifest));
     facts.extend(job_files.iter().flat_map(job_files::facts));
     let mut out = io::stdout().lock();

@@ -79,8 +79,7 @@ pub fn check(options: &StoreOptions, dir: &JobDir) -> Result<JobRecord> {
             dir.key()
         )));
     }
-    let Some(medium) = tiers::uploads(options, dir, Options::default())? else { return Ok(record) };
-    let remote = dir.clone().with_content_in(medium);
+    let Some(remote) = tiers::uploaded_records(options, dir, Options::default())? else { return Ok(record) };
     remote.check_records()?;
     // An older one says nothing: the upload of the last may have failed.
     let newer = remote.record()?.filter(|remote| remote.claims > record.claims);

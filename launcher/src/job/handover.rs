@@ -33,15 +33,20 @@ impl Handover {
     pub fn of(options: &StoreOptions, dir: &JobDir) -> Result<Option<Self>> {
         let retry =
             Retry { give_up_after: STORE_RETRY_TIMEOUT, stall: RECORD_STALL_TIMEOUT, ..Retry::default() };
-        let medium = tiers::uploads(options, dir, Options { retry, ..Options::default() })?;
-        let of = |medium| Self {
-            remote: dir.clone().with_content_in(medium),
+        let remote = tiers::uploaded_records(options, dir, Options { retry, ..Options::default() })?;
+        let of = |remote| Self {
+            remote,
             own_launchers: Vec::new(),
             known_claims: None,
             previous: None,
             publishing: Mutex::new(()),
         };
-        Ok(medium.map(of))
+        Ok(remote.map(of))
+    }
+
+    /// The job's records in the object store.
+    pub fn records(&self) -> &JobDir {
+        &self.remote
     }
 
     /// The remote record, if another machine has claimed the job since `local` was written here.
@@ -116,12 +121,15 @@ impl Handover {
     ///
     /// # Errors
     /// When another machine has claimed the job, or the record cannot be written. Nothing may be deleted then.
-    pub fn before_deletion(&self, ids: &[SnapshotId]) -> Result<(), OwnershipError> {
+    pub fn before_deletion(&self, ownership: &Ownership, ids: &[SnapshotId]) -> Result<(), OwnershipError> {
         let _one_at_a_time = self.publishing.lock();
+        let record = ownership.record();
         self.remote.change_record(|present| {
             self.check_against(present.as_ref())?;
             let deleted = ids.iter().map(SnapshotId::sequence).collect();
-            Ok(present.map(|present| JobRecord { deleted, ..present }))
+            // Publishing it may have failed.
+            let present = present.unwrap_or_else(|| public(&record, None));
+            Ok(Some(JobRecord { deleted, ..present }))
         })
     }
 

@@ -80,7 +80,9 @@ impl Ownership {
         // From now on, only another holder of the key can take the job away.
         let dir = dir.clone().passing_over_forgeries();
         dir.change_record(|present| {
-            previous = present.unwrap_or_else(|| previous.clone());
+            // It is ours if a write had succeeded that was answered with an error.
+            previous =
+                present.filter(|present| present.launcher != launcher).unwrap_or_else(|| previous.clone());
             Ok::<_, OpenError>(Some(JobRecord { launcher: launcher.clone(), ..previous.clone() }))
         })?;
         let record = Mutex::new(JobRecord { launcher, ..previous.clone() });

@@ -258,10 +258,11 @@ impl World {
             }),
             Action::Tag(which, is_set) => self.change_marks(machine, which, |model, marks, id| {
                 set(&mut model.tagged, id, *is_set);
+                let tag = id.to_string();
                 if *is_set {
-                    marks.tag(id, "best").unwrap();
+                    marks.tag(id, &tag).unwrap();
                 } else {
-                    marks.untag(id, "best");
+                    marks.untag(id, &tag);
                 }
             }),
             Action::MarkBad(which) => {
@@ -315,7 +316,7 @@ impl World {
     fn remove(&mut self, machine: usize, which: &Index) -> Option<SnapshotId> {
         // A running job would not notice.
         let id = self.any(machine, which).filter(|_| self.launchers.iter().all(Option::is_none))?;
-        tiers::remove(&self.store(machine), &self.job(machine), &id).unwrap();
+        tiers::remove(&self.options(machine), &self.store(machine), &self.job(machine), &id).unwrap();
         let marks = &mut self.model.marks[machine];
         for ids in [&mut marks.pinned, &mut marks.tagged, &mut marks.bad] {
             ids.remove(&id);
@@ -513,7 +514,7 @@ impl World {
         for machine in 0..MACHINES {
             let (store, job) = (self.store(machine), self.job(machine));
             for one in store.list().unwrap() {
-                tiers::remove(&store, &job, &one.id).unwrap();
+                tiers::remove(&self.options(machine), &store, &job, &one.id).unwrap();
             }
             tiers::sweep_local(&store).unwrap();
             tiers::reclaim_local(&store, &AtomicBool::new(false)).unwrap();

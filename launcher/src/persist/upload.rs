@@ -3,9 +3,10 @@
 use crate::job::handover::Handover;
 use crate::job::ownership::OwnershipError;
 use crate::persist::copier::{Copier, CopyControl, CopyParts};
+use crate::store::marks;
 use crate::store::tiers::{self, DISK, REMOTE};
 use anyhow::Result;
-use ckpt_snapshot::SnapshotId;
+use ckpt_snapshot::{SnapshotId, faults};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -118,7 +119,7 @@ impl Work {
 
     /// Prunes the object store after the upload of `id`.
     fn prune(&self, id: &SnapshotId, cancel: &AtomicBool) -> Result<()> {
-        let CopyParts { store, dir, retention, status, .. } = &self.parts;
+        let CopyParts { store, dir, retention, status, ownership } = &self.parts;
         let history = tiers::history(dir, status.last_progress_unix_ms())?;
         let (marks, remote) = (dir.marks()?, store.tier(REMOTE)?.store());
         // Other machines prune the object store too. A snapshot may have been marked while it could not be reached.
@@ -129,13 +130,14 @@ impl Work {
         // Another machine may have uploaded snapshots with higher numbers.
         prunable.retain(|old| old != id);
         if let Some(handover) = self.handover.as_deref().filter(|_| !prunable.is_empty()) {
-            handover.before_deletion(&prunable)?;
+            handover.before_deletion(ownership, &prunable)?;
+            faults::hit("upload-deletion-recorded")?;
             // As in `tiers::prune`.
             let (marks, pins) = (dir.marks()?, remote.pins()?);
             let before = prunable.len();
             prunable.retain(|old| !marks.is_kept(old) && !pins.contains_key(old));
             if prunable.len() < before {
-                handover.before_deletion(&prunable)?;
+                handover.before_deletion(ownership, &prunable)?;
             }
         }
         for old in &prunable {
@@ -144,6 +146,9 @@ impl Work {
         }
         if !prunable.is_empty() {
             remote.reclaim_until(cancel)?;
+            if let Some(handover) = &self.handover {
+                marks::forget(handover.records(), &prunable)?;
+            }
         }
         Ok(())
     }

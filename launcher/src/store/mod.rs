@@ -2,6 +2,7 @@
 
 pub mod answer;
 mod lock_scope;
+pub mod marks;
 pub mod options;
 pub mod root;
 pub mod tiers;

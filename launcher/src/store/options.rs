@@ -1,7 +1,9 @@
 //! The options that say where and how a job's snapshots are stored.
 
 use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
+use crate::sys::error::bad_input;
 use crate::sys::trust::Trust;
+use anyhow::Result;
 use ckpt_object_medium::{Pace, PausePolicy, StoreUrl};
 use ckpt_snapshot::JobDir;
 use ckpt_snapshot::codec::{Compression, Key};
@@ -50,6 +52,17 @@ impl StoreOptions {
     #[must_use]
     pub fn name(&self) -> String {
         self.url.as_ref().map_or_else(|| self.dir.display().to_string(), ToString::to_string)
+    }
+
+    /// Checks that nobody else can put snapshots into the store, or where they are uploaded, as far as that is in a
+    /// directory.
+    ///
+    /// # Errors
+    /// Bad input: another user can.
+    pub fn check_trust(&self) -> Result<()> {
+        let addresses = [&self.url, &self.upload].into_iter().flatten();
+        let mut directories = addresses.filter_map(StoreUrl::directory).chain([self.dir.clone()]);
+        directories.try_for_each(|dir| self.trust.check_store(&dir)).map_err(bad_input)
     }
 
     /// The directory for images of the job's memory that do not fit into memory, if they may be on disk. They are not

@@ -63,7 +63,7 @@ impl Root {
     /// # Errors
     /// Bad input; a store of another user, for root.
     pub fn open_or_create(options: &StoreOptions, pace: &Arc<Pace>) -> Result<Self> {
-        options.trust.check(&options.dir).map_err(bad_input)?;
+        options.check_trust()?;
         refuse_to_shut_out(options)?;
         let Some(url) = &options.url else {
             let local = trusted(options, StoreRoot::open_or_create)??;
@@ -139,10 +139,10 @@ fn trusted(
     options: &StoreOptions,
     open: impl FnOnce(&Path) -> Result<StoreRoot, OpenError>,
 ) -> Result<Result<StoreRoot, OpenError>> {
-    options.trust.check(&options.dir).map_err(bad_input)?;
+    options.check_trust()?;
     faults::hit("store-trusted")?;
     let opened = open(&options.dir);
-    options.trust.check(&options.dir).map_err(bad_input)?;
+    options.check_trust()?;
     Ok(opened)
 }
 

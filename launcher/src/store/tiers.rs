@@ -2,6 +2,7 @@
 //! behind it and the object store of `--upload`; or an object store alone. The launcher's memory comes before either.
 
 use crate::store::lock_scope::is_one_machine_only;
+use crate::store::marks;
 use crate::store::options::StoreOptions;
 use crate::sys::error::bad_input;
 use anyhow::Result;
@@ -11,7 +12,7 @@ use ckpt_snapshot::medium::{DirMedium, Medium};
 use ckpt_snapshot::packed::{Limits, PackStore};
 use ckpt_snapshot::{
     CopyError, History, JobDir, JobKey, Listed, Marks, ReadError, Reclaimed, RelPath, Retention, SaveError,
-    SnapshotId, Store, Tier, Tiers,
+    SnapshotId, Store, Tier, Tiers, faults,
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -118,6 +119,14 @@ pub fn pack_stores(options: &StoreOptions, dir: &JobDir) -> Result<Vec<(&'static
 pub fn uploads(options: &StoreOptions, dir: &JobDir, client: Options) -> Result<Option<Arc<dyn Medium>>> {
     let open = |url: &StoreUrl| ckpt_object_medium::open(&url.below(&place(dir.key())), client);
     options.upload.as_ref().map(open).transpose().map_err(bad_input)
+}
+
+/// The job's small records beside the snapshots that are uploaded, if any are. Nothing is sent yet.
+///
+/// # Errors
+/// Bad input: an address that contradicts the environment.
+pub fn uploaded_records(options: &StoreOptions, dir: &JobDir, client: Options) -> Result<Option<JobDir>> {
+    Ok(uploads(options, dir, client)?.map(|medium| dir.clone().with_content_in(medium)))
 }
 
 /// The path of a job in an object store.
@@ -231,6 +240,7 @@ pub fn prune(
             return Ok(prunable);
         }
         before_deletion(&prunable)?;
+        faults::hit("deletion-recorded")?;
         let marks = dir.marks()?;
         let (kept, prunable): (Vec<_>, _) = prunable.into_iter().partition(|id| marks.is_kept(id));
         if !kept.is_empty() {
@@ -272,24 +282,15 @@ pub fn history(dir: &JobDir, last_progress_unix_ms: Option<u64>) -> Result<Histo
 pub fn remove_local(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
     kept(store).iter().rev().try_for_each(|name| store.remove_from(id, name))?;
     let is_all = store.tiers().iter().all(|tier| tier.name() == MEMORY || kept(store).contains(&tier.name()));
-    if is_all { forget(dir, id) } else { Ok(()) }
-}
-
-fn forget(dir: &JobDir, id: &SnapshotId) -> Result<()> {
-    if dir.marks()?.of(id).is_some() {
-        dir.change_marks(|marks| marks.forget(id))?;
-    }
-    Ok(())
+    if is_all { marks::forget(dir, [id]) } else { Ok(()) }
 }
 
 /// Removes the snapshot from all tiers, and its marks.
 ///
 /// # Errors
 /// When the snapshot cannot be removed.
-pub fn remove(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
+pub fn remove(options: &StoreOptions, store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
     store.remove(id)?;
-    if let Ok(remote) = store.tier(REMOTE) {
-        remote.store().unpin(id, None)?;
-    }
-    forget(dir, id)
+    marks::unmark_on_all(options, dir, id)?;
+    marks::forget(dir, [id])
 }

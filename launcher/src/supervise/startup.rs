@@ -21,6 +21,7 @@ use crate::job::times;
 use crate::namespace::{Namespace, stdio};
 use crate::persist::memory::Memory;
 use crate::store::answer::AnswerWatch;
+use crate::store::marks;
 use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::{EXIT_OWN, bad_input};
@@ -83,7 +84,8 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let answers = AnswerWatch::start(&config.store, end_without_answer);
     let root = answers.during("it was being opened", || {
         faults::hit("store-open")?;
-        if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && config.store.url.is_none() {
+        let is_here_only = config.store.url.is_none() && config.store.upload.is_none();
+        if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && is_here_only {
             Root::open(&config.store)?;
         }
         Root::open_or_create(&config.store, &pace)
@@ -123,7 +125,10 @@ pub(super) fn claim(
     opened.dir.marks()?;
     let (claimed, candidates) = {
         let OpenedJob { dir, store, identity, answers, .. } = &*opened;
-        let claim = || ClaimedJob::claim(resume, &config.store, dir, store, identity);
+        let claim = || {
+            let resume = without_tag(config, dir, store, resume)?;
+            ClaimedJob::claim(&resume, &config.store, dir, store, identity)
+        };
         let claimed = answers.during("its snapshots were being listed", claim);
         claimed.map_err(|error| naming_its_job(config, dir, error))?
     };
@@ -177,6 +182,17 @@ fn lost_since(opened: &OpenedJob, id: &SnapshotId) -> Option<String> {
     let lost = Duration::from_millis(Some(lost).filter(|lost_ms| *lost_ms >= 1000)?);
     let at = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(taken_ms));
     Some(format!(", taken at {at}: {} of work after it are done again", span(lost)))
+}
+
+/// The same with the snapshot's ID, if it is named by a tag.
+fn without_tag(config: &Config, dir: &JobDir, store: &Tiers, resume: &Resume) -> Result<Resume> {
+    let Resume::Snapshot(text) = resume else { return Ok(resume.clone()) };
+    if !matches!((store as &dyn Store).find(text), Err(ReadError::Missing(_))) {
+        return Ok(resume.clone());
+    }
+    let marks = marks::with_tags_of_all(&config.store, dir)?;
+    let tagged = marks.tagged(text).next();
+    Ok(tagged.map_or_else(|| resume.clone(), |id| Resume::Snapshot(id.to_string())))
 }
 
 /// If the snapshot that is to be resumed is of another job, says of which.

@@ -94,18 +94,24 @@ impl Caller {
     /// What is wrong with a file or directory.
     fn problem(&self, path: &Path, meta: &Metadata) -> Option<String> {
         let is_sticky = meta.is_dir() && meta.mode() & STICKY != 0;
-        let path = path.display();
-        if !self.users.contains(&meta.uid()) {
-            return Some(format!("{path} belongs to user {}", meta.uid()));
-        }
         // The mode of a link means nothing.
         let is_protected = is_sticky || meta.is_symlink();
-        if meta.mode() & ALL_MAY_WRITE != 0 && !is_protected {
+        let of_writers = || self.problem_of_writers(path, meta).filter(|_| !is_protected);
+        self.problem_of_owner(path, meta).or_else(of_writers)
+    }
+
+    fn problem_of_owner(&self, path: &Path, meta: &Metadata) -> Option<String> {
+        let is_foreign = !self.users.contains(&meta.uid());
+        is_foreign.then(|| format!("{} belongs to user {}", path.display(), meta.uid()))
+    }
+
+    fn problem_of_writers(&self, path: &Path, meta: &Metadata) -> Option<String> {
+        let path = path.display();
+        if meta.mode() & ALL_MAY_WRITE != 0 {
             return Some(format!("every user may write to {path}"));
         }
         let is_foreign = meta.mode() & GROUP_MAY_WRITE != 0 && !self.groups.contains(&meta.gid());
-        (is_foreign && !is_protected)
-            .then(|| format!("group {}, which is not yours, may write to {path}", meta.gid()))
+        is_foreign.then(|| format!("group {}, which is not yours, may write to {path}", meta.gid()))
     }
 }
 
@@ -170,6 +176,40 @@ impl Trust {
     /// # Errors
     /// When another user can.
     pub fn check(&self, path: &Path) -> Result<(), Untrusted> {
+        self.check_each(path, Caller::problem)
+    }
+
+    /// As [`Trust::check`], of a file that is only written to: others may write to it, too, if it is not theirs.
+    ///
+    /// # Errors
+    /// When it belongs to another user, or another user can replace it.
+    pub fn check_written(&self, path: &Path) -> Result<(), Untrusted> {
+        self.check_each(path, |caller, path, meta| match meta.is_dir() {
+            true => caller.problem(path, meta),
+            false => caller.problem_of_owner(path, meta),
+        })
+    }
+
+    /// As [`Trust::check`], of a directory whose entries are all the caller's: nobody else may add one either, which
+    /// everybody may in a directory like /tmp.
+    ///
+    /// # Errors
+    /// When another user can change or add something there.
+    pub fn check_store(&self, dir: &Path) -> Result<(), Untrusted> {
+        self.check(dir)?;
+        let (Ok(dir), caller) = (fs::canonicalize(dir), Caller::current()) else { return Ok(()) };
+        let problem = fs::metadata(&dir).ok().and_then(|meta| caller.problem_of_writers(&dir, &meta));
+        match problem.filter(|_| !self.covers(&dir)) {
+            Some(problem) => Err(Untrusted { problem, dir }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_each(
+        &self,
+        path: &Path,
+        problem: impl Fn(&Caller, &Path, &Metadata) -> Option<String>,
+    ) -> Result<(), Untrusted> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let caller = Caller::current();
         // A link, and what it leads to, each with its directory.
@@ -188,7 +228,7 @@ impl Trust {
             if self.covers(path) {
                 continue;
             }
-            if let Some(problem) = caller.problem(path, &meta) {
+            if let Some(problem) = problem(&caller, path, &meta) {
                 return Err(Untrusted { problem, dir: dir.to_owned() });
             }
         }

@@ -95,11 +95,9 @@ fn programs_and_logs_of_another_user_are_not_used() {
     let log = theirs.path().join("log");
     // In another user's directory, or in one's own and another user's.
     for is_directory in [true, false] {
-        give_to_stranger(if is_directory { theirs.path() } else { &evil });
+        let given = if is_directory { vec![theirs.path()] } else { vec![&*evil, &*log] };
+        given.into_iter().for_each(give_to_stranger);
         for (option, path) in [("criu", &evil), ("interpose", &evil), ("log-file", &log)] {
-            if option == "log-file" && !is_directory {
-                continue;
-            }
             let path = path.display().to_string();
             fs::write(&config, format!("{option} = \"{path}\"\n")).unwrap();
             for arguments in [&["doctor"][..], &["--", "true"]] {
@@ -202,4 +200,32 @@ fn what_was_opened_counts_and_not_what_has_its_name() {
     fs::remove_file(&hold).unwrap();
     assert_eq!(held.wait(), 2, "{}", held.said());
     assert!(held.said().contains("belongs to user 61009"), "{}", held.said());
+}
+
+/// In a directory like /tmp, everybody can make what a store consists of.
+#[test]
+fn a_store_that_others_can_add_to_is_not_used() {
+    let sandbox = Sandbox::new();
+    sandbox.ok(["--", "true"]);
+    fs::set_permissions(&sandbox.store, Permissions::from_mode(0o1777)).unwrap();
+    for arguments in [&["ls"][..], &["--", "true"]] {
+        is_refused(&call(&sandbox, arguments), "every user may write to");
+    }
+    fs::set_permissions(&sandbox.store, Permissions::from_mode(0o700)).unwrap();
+    // What an address names, too.
+    let remote = sandbox.path().join("remote");
+    fs::create_dir(&remote).unwrap();
+    let address = format!("file://{}", remote.display());
+    for mode in [0o777, 0o1777] {
+        fs::set_permissions(&remote, Permissions::from_mode(mode)).unwrap();
+        for arguments in [&["--store", &*address][..], &["--upload", &address]] {
+            for command in [&["ls"][..], &["--", "true"]] {
+                let output = call(&sandbox, &[arguments, command].concat());
+                is_refused(&output, "every user may write to");
+            }
+        }
+    }
+    assert_eq!(fs::read_dir(&remote).unwrap().count(), 0, "nothing was made there");
+    let trust = remote.display().to_string();
+    assert!(call(&sandbox, &["--trust", &trust, "--upload", &address, "--", "true"]).status.success());
 }

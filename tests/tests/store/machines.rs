@@ -3,11 +3,14 @@
 use crate::keeper::{KEEPER, finish, has_said, start, step, unbroken};
 use crate::stores::with_service;
 use ckpt_run_tests::{Running, Sandbox, python};
+use ckpt_snapshot::medium::DirMedium;
+use ckpt_snapshot::{JobKey, JobRecord, OpenError, StoreRoot};
 use ckpt_test_s3::proxy::Fault;
 use ckpt_test_s3::{BUCKET, Service};
 use rustix::process::Signal;
 use std::fs;
 use std::process::Command;
+use std::sync::Arc;
 
 /// A job moves to another machine, and returns to a disk with old snapshots. Both machines know when it is complete.
 #[test]
@@ -341,4 +344,136 @@ fn a_pinned_snapshot_is_kept_by_other_machines() {
     uploads.until_left(&mut second, &[&last]);
     let second = finish(&uploads.sandbox, "second", second);
     assert_eq!(second, unbroken(0));
+}
+
+/// A tag that one machine sets is a name of the snapshot on the others, and the one that is set last counts.
+#[test]
+fn a_tag_is_known_on_other_machines() {
+    let mut uploads = Uploads::new();
+    uploads.sandbox.variables.push(("CKPT_KEEP".to_owned(), "1".to_owned()));
+    let url = uploads.url.clone();
+    let call = |uploads: &Uploads, words: &[&str]| {
+        let output = uploads.sandbox.call(words.iter().copied().chain(["--upload", &*url]));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned() + &said)
+    };
+    let named = |uploads: &Uploads, tag: &str| {
+        let (code, shown) = call(uploads, &["show", "--json", tag]);
+        assert_eq!(code, Some(0), "{shown}");
+        serde_json::from_str::<serde_json::Value>(&shown).unwrap()["id"].as_str().unwrap().to_owned()
+    };
+    uploads.on("one");
+    let mut first = start(&uploads.sandbox, "first", &uploads.options());
+    let tagged = first.checkpoint(&uploads.sandbox);
+    uploads.until_uploaded(&mut first, 1);
+    let (code, said) = call(&uploads, &["tag", &tagged, "good"]);
+    assert_eq!(code, Some(0), "{said}");
+    step(&uploads.sandbox, &mut first);
+    first.checkpoint(&uploads.sandbox);
+    uploads.until_uploaded(&mut first, 2);
+    first.kill_everything();
+
+    uploads.on("two");
+    let mut second =
+        start(&uploads.sandbox, "second", &[&uploads.options()[..], &["--resume", "good"]].concat());
+    assert!(second.said().contains(&format!("resumed from snapshot {tagged}")), "{}", second.said());
+    assert_eq!(named(&uploads, "good"), tagged);
+    let (_, listed) = call(&uploads, &["ls", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed[0]["tags"][0], "good", "{listed}");
+    let (code, said) = call(&uploads, &["rm", &tagged]);
+    assert!(code == Some(2) && said.contains("has the tag"), "{said}");
+    let newer = second.checkpoint(&uploads.sandbox);
+    uploads.until_uploaded(&mut second, 3);
+    let (code, said) = call(&uploads, &["tag", &newer, "good"]);
+    assert!(code == Some(0) && said.contains(&format!("has moved from {tagged} to {newer}")), "{said}");
+    uploads.on("one");
+    assert_eq!(named(&uploads, "good"), newer);
+    // The machine that has set it lets go.
+    uploads.on("two");
+    let (code, said) = call(&uploads, &["unpin", "--all-machines", &tagged]);
+    assert_eq!(code, Some(0), "{said}");
+    let last = second.checkpoint(&uploads.sandbox);
+    uploads.until_left(&mut second, &[&newer, &last]);
+    let (code, said) = call(&uploads, &["untag", &newer, "good"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = call(&uploads, &["show", "good"]);
+    assert!(code == Some(2) && said.contains("good"), "{said}");
+    assert_eq!(finish(&uploads.sandbox, "second", second), unbroken(0));
+}
+
+/// A mark that the retention of another machine has not seen is not confirmed.
+#[test]
+fn a_mark_that_comes_too_late_is_told() {
+    let mut uploads = Uploads::new();
+    let url = uploads.url.clone();
+    uploads.on("one");
+    let mut job = start(&uploads.sandbox, "first", &uploads.options());
+    let id = job.checkpoint(&uploads.sandbox);
+    uploads.until_uploaded(&mut job, 1);
+    // What retention of another machine writes before it deletes.
+    let records = uploads.sandbox.path().join("remote/jobs/both");
+    let any = StoreRoot::open_or_create(&uploads.sandbox.path().join("any")).unwrap();
+    let remote = any.job(&JobKey::named("both").unwrap()).with_content_in(Arc::new(DirMedium::new(records)));
+    let deletes_the_first = |record: Option<JobRecord>| {
+        Ok::<_, OpenError>(record.map(|record| JobRecord { deleted: [1].into(), ..record }))
+    };
+    remote.change_record(deletes_the_first).unwrap();
+    let manifest = uploads.sandbox.path().join("one/jobs/both/manifests").join(&id);
+    for (is_here, code, words) in [
+        (true, Some(0), "is kept on this machine, but is being deleted from the object store"),
+        (false, Some(2), "is being deleted from the object store"),
+    ] {
+        if !is_here {
+            fs::remove_file(&manifest).unwrap();
+        }
+        for command in [&["pin", &*id][..], &["tag", &id, "good"]] {
+            let output = uploads.sandbox.call(command.iter().copied().chain(["--upload", &*url]));
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code() == code && said.contains(words), "{command:?}: {said}");
+        }
+    }
+    assert_eq!(finish(&uploads.sandbox, "first", job), unbroken(0));
+}
+
+/// Retention records what it deletes, and then looks at the marks once more: a mark that is set in between counts, also if it
+/// was not confirmed.
+#[test]
+fn a_mark_that_is_set_before_a_deletion_counts() {
+    for is_upload in [false, true] {
+        let mut uploads = Uploads::new();
+        uploads.sandbox.variables.push(("CKPT_KEEP".to_owned(), "1".to_owned()));
+        let hold = uploads.sandbox.path().join("hold");
+        let point = if is_upload { "upload-deletion-recorded" } else { "deletion-recorded" };
+        let fault = format!("{point}=hold:{}", hold.display());
+        uploads.sandbox.variables.push(("CKPT_FAULT".to_owned(), fault));
+        let url = uploads.url.clone();
+        uploads.on("one");
+        let options = if is_upload { uploads.options().to_vec() } else { Vec::new() };
+        let mut job = start(&uploads.sandbox, "first", &options);
+        let id = job.checkpoint(&uploads.sandbox);
+        if is_upload {
+            uploads.until_uploaded(&mut job, 1);
+        }
+        fs::write(&hold, "").unwrap();
+        let mut asked = uploads.sandbox.command(["checkpoint"]).spawn().unwrap();
+        job.until("what is deleted is recorded", || {
+            has_said(&uploads.sandbox, "first", &format!("fault point {point}"))
+        });
+        let pin =
+            ["pin", &*id].into_iter().chain(is_upload.then_some(["--upload", &url]).into_iter().flatten());
+        let pinned = uploads.sandbox.call(pin);
+        let said = String::from_utf8_lossy(&pinned.stderr).into_owned();
+        assert!(said.contains("is being deleted"), "{said}");
+        fs::remove_file(&hold).unwrap();
+        assert!(asked.wait().unwrap().success());
+        // The next deletion comes after this one.
+        let last = job.checkpoint(&uploads.sandbox);
+        let is_kept = || {
+            let kept = if is_upload { uploads.manifests() } else { uploads.sandbox.snapshots() };
+            (kept.len() == 2 && kept.contains(&id) && kept.contains(&last)).then_some(())
+        };
+        job.until("the marked and the last one are left", is_kept);
+        assert_eq!(finish(&uploads.sandbox, "first", job), unbroken(0));
+    }
 }

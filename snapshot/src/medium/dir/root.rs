@@ -177,24 +177,26 @@ impl Folder {
         Ok(file)
     }
 
-    /// Renames the file `temporary` to the object's name, unless that name exists.
-    pub(super) fn rename_new(&self, temporary: &OsStr) -> io::Result<()> {
+    /// Renames the file `temporary`, which is open as `file`, to the object's name, unless that name exists.
+    pub(super) fn rename_new(&self, temporary: &OsStr, file: &File) -> io::Result<()> {
         let (dir, name) = (&self.dir, &self.name);
-        match rustix::fs::renameat_with(dir, temporary, dir, name, RenameFlags::NOREPLACE) {
+        let renamed = rustix::fs::renameat_with(dir, temporary, dir, name, RenameFlags::NOREPLACE);
+        match after("rename-done", renamed) {
             // Some file systems, such as NFS, do not support the flag, but they support hard links.
-            Err(Errno::INVAL | Errno::NOSYS) => return self.link_new(temporary),
-            renamed => renamed?,
+            Err(Errno::INVAL | Errno::NOSYS) => return self.link_new(temporary, file),
+            Err(error) if !self.is_object(error, file) => return Err(error.into()),
+            _ => {}
         }
         self.note_rename(temporary);
         Ok(())
     }
 
     /// As [`Folder::rename_new`], with a hard link.
-    pub(super) fn link_new(&self, temporary: &OsStr) -> io::Result<()> {
-        match rustix::fs::linkat(&self.dir, temporary, &self.dir, &self.name, AtFlags::empty()) {
-            // A server of NFS may have answered a repeated request, of which the first one succeeded.
-            Err(Errno::EXIST) if self.is_same_file(temporary)? => {}
-            linked => linked?,
+    pub(super) fn link_new(&self, temporary: &OsStr, file: &File) -> io::Result<()> {
+        let linked = rustix::fs::linkat(&self.dir, temporary, &self.dir, &self.name, AtFlags::empty());
+        match after("link-done", linked) {
+            Err(error) if !self.is_object(error, file) => return Err(error.into()),
+            _ => {}
         }
         let (from, to) = (self.path_of(temporary), self.path_of(&self.name));
         self.notes.note(|| Operation::Link { from, to });
@@ -205,11 +207,13 @@ impl Folder {
         Ok(())
     }
 
-    /// Whether the object is the file `temporary`.
-    fn is_same_file(&self, temporary: &OsStr) -> io::Result<bool> {
-        let of = |name: &OsStr| rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW);
-        let (temporary, object) = (of(temporary)?, of(&self.name)?);
-        Ok((temporary.st_dev, temporary.st_ino) == (object.st_dev, object.st_ino))
+    /// Whether `file` is the object although this error says that it is not: it was interrupted, or a server of a network
+    /// file system has answered a repeated request, of which the first one succeeded.
+    fn is_object(&self, error: Errno, file: &File) -> bool {
+        let object = || rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW).ok();
+        let of = |facts: Stat| (facts.st_dev, facts.st_ino);
+        matches!(error, Errno::EXIST | Errno::INTR)
+            && object().map(of) == rustix::fs::fstat(file).ok().map(of)
     }
 
     fn note_rename(&self, temporary: &OsStr) {
@@ -229,6 +233,12 @@ impl Folder {
         faults::hit("sync-dir")?;
         self.notes.sync_dir(&self.path, &self.dir)
     }
+}
+
+/// The result of a call, or the error of the fault point that comes after it.
+fn after(point: &str, done: rustix::io::Result<()>) -> rustix::io::Result<()> {
+    done?;
+    faults::hit(point).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 fn is_temporary(name: &OsStr) -> bool {

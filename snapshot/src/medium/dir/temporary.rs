@@ -35,7 +35,7 @@ impl Temporary {
 
     /// Gives it the object's name, durably.
     pub(super) fn publish(mut self) -> io::Result<()> {
-        self.folder.rename_new(&self.name)?;
+        self.folder.rename_new(&self.name, &self.file)?;
         self.published = true;
         self.folder.sync()
     }
@@ -44,7 +44,7 @@ impl Temporary {
 #[cfg(test)]
 impl Temporary {
     pub(super) fn link_new(&self) -> io::Result<()> {
-        self.folder.link_new(&self.name)
+        self.folder.link_new(&self.name, &self.file)
     }
 }
 

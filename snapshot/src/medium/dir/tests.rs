@@ -219,6 +219,16 @@ fn a_link_that_was_made_already_is_not_an_error() {
     temporary.link_new().unwrap();
     drop(temporary);
     assert_eq!(tree(dir.path()), ["packs", "packs/x"]);
+
+    let temporary = Temporary::new(root.make_folder_of(&name("packs/y")).unwrap()).unwrap();
+    let of_temporary = tree(dir.path()).into_iter().find(|path| path.ends_with("-y")).expect("one more");
+    let of_temporary = dir.path().join(of_temporary);
+    fs::rename(&of_temporary, dir.path().join("packs/y")).unwrap();
+    // The server says that the name exists; here, the kernel looks for the file to rename first.
+    fs::write(&of_temporary, "").unwrap();
+    temporary.publish().unwrap();
+    fs::remove_file(of_temporary).unwrap();
+    assert_eq!(tree(dir.path()), ["packs", "packs/x", "packs/y"]);
 }
 
 /// Runs `check` on a tmpfs of `bytes` bytes in a mount namespace of its own.
