@@ -7,6 +7,9 @@ static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 /// Whether the program has initialised the driver.
 static IS_STARTED: AtomicBool = AtomicBool::new(false);
 
+/// Whether only a checkpoint has initialised the driver, and not the program.
+static IS_STARTED_FOR_NVML: AtomicBool = AtomicBool::new(false);
+
 /// There is a launcher to work for.
 pub(crate) fn activate() {
     IS_ACTIVE.store(true, Relaxed);
@@ -20,6 +23,21 @@ pub(crate) fn is_active() -> bool {
 /// The program has initialised the driver.
 pub(crate) fn driver_started() {
     IS_STARTED.store(is_active(), Relaxed);
+    IS_STARTED_FOR_NVML.store(false, Relaxed);
+}
+
+/// A checkpoint has initialised the driver in a program that uses NVML.
+pub(crate) fn driver_started_for_nvml() {
+    driver_started();
+    IS_STARTED_FOR_NVML.store(true, Relaxed);
+}
+
+/// What that means for the program, for a log.
+pub(crate) fn remark() -> Option<String> {
+    IS_STARTED_FOR_NVML.load(Relaxed).then(|| {
+        "it uses NVML, and ckpt-run has initialised the CUDA driver to save it: CUDA does not work in processes that it forks from now on, unless they execute another program"
+            .to_owned()
+    })
 }
 
 /// In the child of a fork. A driver that the parent had initialised does not work in the child, so there is

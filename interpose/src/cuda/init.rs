@@ -33,7 +33,7 @@ pub(super) fn start_driver() -> Result<(), NotStarted> {
     address_space::prepare();
     // SAFETY: the call takes a number.
     driver::check("cuInit", unsafe { driver::cuInit(0) })?;
-    activation::driver_started();
+    activation::driver_started_for_nvml();
     Ok(())
 }
 

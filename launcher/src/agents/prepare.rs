@@ -56,8 +56,15 @@ pub(super) enum Step {
 }
 
 impl Connection {
-    /// Records a step; ignores one that belongs to another attempt.
+    /// Begins a step that the agent has to answer.
+    fn begin_step(&mut self, preparation: Preparation) {
+        self.unprepared.get_or_insert(preparation.attempt);
+        self.preparation = Some(preparation);
+    }
+
+    /// Records a step that the agent has answered; ignores one that belongs to another attempt.
     pub(super) fn record_step(&mut self, attempt: u64, step: Step) {
+        self.unprepared = None;
         if let Some(preparation) = &mut self.preparation
             && preparation.attempt == attempt
         {
@@ -267,7 +274,7 @@ impl Agents {
         let ended = state.holdings.remove_ended();
         let mut announced = Vec::new();
         for connection in state.connections.values_mut().filter(|connection| connection.is_registered) {
-            connection.preparation = Some(Preparation { attempt, step: Step::Announced, is_staged: false });
+            connection.begin_step(Preparation { attempt, step: Step::Announced, is_staged: false });
             announced.push(Arc::clone(&connection.stream));
         }
         drop(state);
@@ -287,7 +294,10 @@ impl Agents {
                 return match state.refused_to_prepare(attempt) {
                     Some(refused) => Err(refused),
                     None if unanswered.is_empty() => Ok(()),
-                    None => Err(QuiesceError::Deadline { deadline, unanswered }),
+                    None => {
+                        self.shared.watch_unprepared(&state, attempt);
+                        Err(QuiesceError::Deadline { deadline, unanswered })
+                    }
                 };
             }
             self.shared.wait(&mut state, left);
@@ -305,7 +315,7 @@ impl Agents {
         let mut state = self.shared.lock();
         let old = state.holdings.set_mirror(request.pid, &request.handle, Some(mirror.clone()));
         let stream = state.connections.get_mut(&request.connection).map(|connection| {
-            connection.preparation = Some(Preparation { attempt, step: Step::Staging, is_staged: true });
+            connection.begin_step(Preparation { attempt, step: Step::Staging, is_staged: true });
             Arc::clone(&connection.stream)
         });
         drop(state);

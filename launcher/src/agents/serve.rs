@@ -66,6 +66,7 @@ impl Shared {
             parks_by_key: false,
             supports_loads: false,
             asked: None,
+            unprepared: None,
             preparation: None,
             refusal: None,
             activity_query: ActivityQuery::Unsupported,
@@ -222,6 +223,7 @@ impl Shared {
         let mut state = self.lock();
         let phase = state.phase;
         let connection = state.connections.get_mut(&id)?;
+        connection.unprepared = None;
         let again = match phase {
             Phase::Quiescing { attempt: current, .. } if current == attempt => {
                 connection.refusal = Some(Refusal::new(reason, connection.refusal.take()));

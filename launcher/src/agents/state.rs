@@ -77,6 +77,8 @@ pub(super) struct Connection {
     pub(super) supports_loads: bool,
     /// The attempt of a Quiesce that the agent has not answered, or has refused in the current attempt.
     pub(super) asked: Option<u64>,
+    /// The first attempt of which the agent has not answered an announcement or a mirror. It may be in a call of its driver.
+    pub(super) unprepared: Option<u64>,
     /// Progress in an attempt that has not yet begun to detach agents.
     pub(super) preparation: Option<Preparation>,
     /// The agent's reason for refusing the current attempt.

@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::process::{DetachedProcess, Loss, Process, ProcessHandle};
 use super::refill::Refill;
-use super::state::State;
+use super::state::{Connection, State};
 use super::{STACK_BYTES, Shared};
 use crate::sys::deadline::STUCK_AGENT_POLL_INTERVAL;
 
@@ -50,12 +50,26 @@ impl State {
 impl Shared {
     /// Watches the agents that have not answered whether they have detached.
     pub(super) fn watch_silent(self: &Arc<Self>, state: &State, attempt: u64) {
+        self.watch_those(state, move |one| one.asked == Some(attempt), |one| one.refusal.is_none());
+    }
+
+    /// Watches the agents that have not answered what they need, or that they have a mirror. An agent that is watched since
+    /// an earlier attempt is not watched again.
+    pub(super) fn watch_unprepared(self: &Arc<Self>, state: &State, attempt: u64) {
+        self.watch_those(state, move |one| one.unprepared == Some(attempt), |_| true);
+    }
+
+    /// Watches the agents that are silent, and of which `is_watched` holds now, for as long as they are silent.
+    fn watch_those(
+        self: &Arc<Self>,
+        state: &State,
+        is_silent: impl Fn(&Connection) -> bool + Copy + Send + 'static,
+        is_watched: impl Fn(&Connection) -> bool,
+    ) {
         for (&id, connection) in &state.connections {
-            if connection.asked == Some(attempt) && connection.refusal.is_none() {
-                let is_silent = move |state: &State| {
-                    state.connections.get(&id).is_some_and(|connection| connection.asked == Some(attempt))
-                };
-                self.watch(connection.process.clone(), Arc::clone(&connection.handle), is_silent);
+            if is_silent(connection) && is_watched(connection) {
+                let is_stuck = move |state: &State| state.connections.get(&id).is_some_and(is_silent);
+                self.watch(connection.process.clone(), Arc::clone(&connection.handle), is_stuck);
             }
         }
     }

@@ -1,10 +1,11 @@
 """A GPU monitor: asks NVML in each step, without ever calling nvmlShutdown, as PyTorch's device_count() does.
 
-    nvml_job.py STEPS [driver | init] [workers] [polls | reopens]
+    nvml_job.py STEPS [driver | init] [workers] [polls | reopens] [forks]
 
 `driver`: uses the CUDA driver as well; `init`: only initialises it, and has no context. `workers`: two processes, forked once NVML is initialised, do a part of the work.
 `polls`: a thread asks NVML all the time as well. `reopens`: it initialises NVML for each question, and shuts it down again;
-nothing else has NVML initialised then. A call that fails ends the program.
+nothing else has NVML initialised then. `forks`: in each step, a process that it forks initialises the driver, and one that executes
+another program does; the file `forked` has both results of the last step. A call that fails ends the program.
 Rests after each step as long as the file `slow` is there: longer beside a thread that asks, for tests that take many
 snapshots, however long each takes.
 """
@@ -44,6 +45,22 @@ def poll(question, right):
         os._exit(3)
 
 
+def start_driver():
+    from cuda.bindings import driver
+
+    return int(driver.cuInit(0)[0])
+
+
+def fork():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        forked = pool.apply(start_driver)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        spawned = pool.apply(start_driver)
+    with open("forked.new", "w") as file:
+        file.write(f"{forked} {spawned}")
+    os.rename("forked.new", "forked")
+
+
 def main():
     question = reopen if "reopens" in sys.argv else ask
     if question == ask:
@@ -74,9 +91,12 @@ def main():
             host = bytearray(4)
             driver.cuMemcpyDtoH(host, address, 4)
             total = int.from_bytes(host, "little")
+        if "forks" in sys.argv:
+            fork()
         print(f"step {step} checksum {total:08x} {question()}", flush=True)
         if os.path.exists("slow"):
             time.sleep(rest_s)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -222,7 +222,7 @@ fn a_program_without_a_context_survives() {
 /// The other drivers with calls of the checkpoint API.
 #[test]
 fn programs_survive_with_each_driver() {
-    for release in ["570", "590", "610"] {
+    for release in ["570", "580", "590", "610"] {
         let mut job = GpuJob::in_c("late.c");
         job.program.env("SIMCUDA_DRIVER", release);
         job.survives(few_kills());
@@ -232,9 +232,9 @@ fn programs_survive_with_each_driver() {
 /// Before release 580, the driver's lock needs a context.
 #[test]
 fn a_gpu_monitor_survives_with_an_early_driver() {
-    for arguments in [&[][..], &["init"]] {
+    for (release, arguments) in [("570", &[][..]), ("570", &["init"]), ("580", &["init"])] {
         let mut job = GpuJob::in_python("nvml_job.py");
-        job.program.args(arguments).env("SIMCUDA_DRIVER", "570");
+        job.program.args(arguments).env("SIMCUDA_DRIVER", release);
         job.survives(few_kills());
     }
 }
@@ -290,6 +290,28 @@ fn a_monitor_beside_the_driver_notices_no_checkpoint() {
 #[test]
 fn a_monitor_that_reopens_nvml_notices_no_checkpoint() {
     notices_no_checkpoint(&["reopens"]);
+}
+
+/// A known limit: to save a program that uses NVML alone, its driver has to be initialised, which does not work in children
+/// that are forked afterwards.
+#[test]
+fn children_that_a_gpu_monitor_forks_after_a_checkpoint_have_no_cuda() {
+    let mut job = GpuJob::in_python("nvml_job.py");
+    job.program.arg("forks");
+    job.slow_down();
+    let mut running = job.start();
+    let path = job.sandbox.path().join("forked");
+    let mut forked = || running.until("a child and another program", || std::fs::read_to_string(&path).ok());
+    let before = forked();
+    assert_eq!(before, "0 0", "the results of cuInit");
+    running.until_answering(&job.sandbox);
+    let id = running.checkpoint(&job.sandbox);
+    running.until("children without a driver", || {
+        std::fs::read_to_string(&path).ok().filter(|forked| forked == "3 0")
+    });
+    let shown = job.sandbox.ok(["show", &id]);
+    assert!(shown.contains("CUDA does not work in processes that it forks from now on"), "{shown}");
+    running.kill_everything();
 }
 
 #[test]

@@ -137,3 +137,21 @@ fn a_driver_that_stays_locked_ends_the_job() {
     assert_eq!(running.wait(), 125, "{}", running.said());
     assert!(running.said().contains("cuCheckpointProcessUnlock failed with"), "{}", running.said());
 }
+
+/// A driver that hangs before the detach, while the program waits behind the gate or runs: the job is ended, and does not
+/// stand still or run without snapshots.
+#[test]
+fn a_driver_that_hangs_before_the_detach_ends_the_job() {
+    for call in ["cuCheckpointProcessLock", "cuCheckpointProcessUnlock", "cuMemHostRegister_v2"] {
+        let job = job().with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "2s"]);
+        let mut running = job.start();
+        job.fail(&format!("{call}:1=hang"));
+        job.sandbox.call(["checkpoint"]);
+        assert_eq!(running.wait(), 125, "{call}: {}", running.said());
+        assert!(running.said().contains("has not come back"), "{call}: {}", running.said());
+        job.disarm();
+        // There is no snapshot: the job begins again.
+        std::fs::remove_file(job.sandbox.path().join("job.out")).expect("the output");
+        job.ends_right(&mut job.start());
+    }
+}

@@ -53,7 +53,7 @@ use super::{
     address_space, bypass, changes, context, device_files, device_modes, driver, driver_support, faults,
     gate, gpus, init, libraries, nccl, objects, proc_address, stream_capture, taint, unknown_entry_points,
 };
-use crate::cuda::activation::is_started;
+use crate::cuda::activation::{self, is_started};
 use crate::link::{Link, describe};
 use driver_state::DriverState;
 pub use error::{AttachError, DetachError};
@@ -490,7 +490,7 @@ impl ProcessGpu {
     ) -> Result<GpuReport, DetachError> {
         check_obstacles()?;
         nccl::uncut().map_or(Ok(()), |found| Err(DetachError::Obstacle(found)))?;
-        let remarks = unknown_entry_points::remark().into_iter().collect();
+        let remarks = unknown_entry_points::remark().into_iter().chain(activation::remark()).collect();
         let mut report = GpuReport {
             counts: memory::counts(objects::counts()),
             remarks,
