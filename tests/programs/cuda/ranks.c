@@ -1,12 +1,16 @@
 /* Ranks that train together with NCCL, and use all that a consistent cut has to count: several communicators on several
  * streams at the same time, groups, sends and receives, captured collectives, communicators that are split off and
- * destroyed again and again. A rank is late now and then; the last one may be told to pause.
+ * destroyed again and again. A rank is late now and then; the last one may be told to pause. A thread of each rank polls its
+ * communicators and events all the time, as the watchdog of PyTorch does.
  *
  *   ranks STEPS RANKS [FIRST COUNT FILE]
  *
  * With further arguments, ranks FIRST to FIRST + COUNT - 1 are on this machine, and the machines learn the unique IDs by a
  * file. The first process starts the ranks, and ends with 1 as soon as one has failed. Rank 0 prints a line for each step, with
- * a checksum over the memory of all ranks. */
+ * a checksum over the memory of all ranks. As soon as there is a file `enough`, they end after one of the next steps. */
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "nccl.h"
 
 typedef struct CUgraph_st *CUgraph;
@@ -15,8 +19,11 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
+CUresult cuEventQuery(CUevent event);
+int ncclCommGetAsyncError(ncclComm_t comm, int *error);
 
 enum { COUNT = 240, SPLITS_EACH = 6, LATE_EACH = 5 };
+enum { NOT_READY = 600, POLL_US = 1000 };
 
 static unsigned steps;
 static int ranks;
@@ -29,8 +36,33 @@ struct rank {
     /* All ranks; all ranks again, for the graph; those with the same parity. */
     ncclComm_t world, captured, half;
     CUgraphExec graph;
-    CUdeviceptr mine, received, scattered, graphs, all;
+    CUdeviceptr mine, received, scattered, graphs, all, enough;
+    pthread_t watchdog;
+    atomic_int is_watched;
 };
+
+/* Fails the job if a communicator or the device has an error. */
+static void *watch(void *argument) {
+    struct rank *rank = argument;
+    CHECK(cuCtxSetCurrent(rank->job.context));
+    while (rank->is_watched) {
+        ncclComm_t communicators[] = {rank->world, rank->captured, rank->half};
+        CUevent events[] = {rank->first_done, rank->second_done};
+        for (int i = 0; i < 3; i++) {
+            int error;
+            NCCL(ncclCommGetAsyncError(communicators[i], &error));
+            NCCL(error);
+        }
+        for (int i = 0; i < 2; i++) {
+            CUresult result = cuEventQuery(events[i]);
+            if (result != NOT_READY) {
+                CHECK(result);
+            }
+        }
+        usleep(POLL_US);
+    }
+    return NULL;
+}
 
 static CUgraphExec capture(struct rank *rank) {
     CUgraph graph;
@@ -61,7 +93,13 @@ static void set_up(struct rank *rank, struct meeting *meeting) {
     rank->scattered = job_alloc(COUNT, 0);
     rank->graphs = job_alloc(COUNT, rank->rank + 7);
     rank->all = job_alloc(COUNT * MOST_RANKS, 0);
+    rank->enough = job_alloc(1, 0);
     rank->graph = capture(rank);
+    rank->is_watched = 1;
+    if (pthread_create(&rank->watchdog, NULL, watch, rank) != 0) {
+        fprintf(stderr, "no thread\n");
+        exit(1);
+    }
 }
 
 /* A communicator for this step only, of ranks in the reverse order. */
@@ -121,7 +159,12 @@ static int be_rank(int number, struct meeting *meeting) {
         } else {
             job_rest();
         }
+        if (nccl_is_enough(step, rank.world, rank.enough, rank.first)) {
+            break;
+        }
     }
+    rank.is_watched = 0;
+    pthread_join(rank.watchdog, NULL);
     NCCL(ncclCommDestroy(rank.half));
     NCCL(ncclCommDestroy(rank.captured));
     NCCL(ncclCommDestroy(rank.world));

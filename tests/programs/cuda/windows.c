@@ -5,7 +5,7 @@
  *   windows STEPS RANKS
  *
  * The first process starts the ranks, and ends with 1 as soon as one has failed. Rank 0 prints a line for each step, with
- * a checksum over the memory of all ranks. */
+ * a checksum over the memory of all ranks. As soon as there is a file `enough`, they end after one of the next steps. */
 #include "nccl.h"
 
 typedef struct ncclWindow *ncclWindow_t;
@@ -35,7 +35,7 @@ struct rank {
     ncclComm_t comm;
     /* What the windows of all steps are on; what those of the graph are on; memory of no window. */
     uint32_t *from, *to, *graph_from, *graph_to;
-    CUdeviceptr plain, all;
+    CUdeviceptr plain, all, enough;
     ncclWindow_t window_from, window_to, window_graph_from, window_graph_to;
     CUgraphExec graph;
 };
@@ -64,6 +64,7 @@ static void set_up(struct rank *rank, struct meeting *meeting) {
     rank->to = allocate(rank, 5);
     rank->graph_from = allocate(rank, 7);
     rank->graph_to = allocate(rank, 9);
+    rank->enough = job_alloc(1, 0);
     rank->plain = job_alloc(COUNT, rank->rank + 1);
     rank->all = job_alloc(HASHED * 3 * MOST_RANKS, 0);
     rank->window_graph_from = window_on(rank, rank->graph_from, SYMMETRIC);
@@ -155,6 +156,9 @@ static int be_rank(int number, struct meeting *meeting) {
             job_line(step, sum);
         } else {
             job_rest();
+        }
+        if (nccl_is_enough(step, rank.comm, rank.enough, rank.stream)) {
+            break;
         }
     }
     NCCL(ncclCommWindowDeregister(rank.comm, rank.window_graph_from));

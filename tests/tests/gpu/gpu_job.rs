@@ -1,6 +1,7 @@
 //! A GPU program under ckpt-run, and what the tests do to it.
 
 use rustix::process::Signal;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
@@ -26,6 +27,10 @@ pub fn steps() -> String {
 }
 
 const LONGEST_LIFE_MS: u64 = 1000;
+/// How long a snapshot may take to come: the job may have to be resumed before.
+const LONGEST_WAIT: Duration = Duration::from_secs(600);
+/// A job whose first snapshot takes longer is slow: eight ranks that poll sockets on two cores.
+const SLOW_SNAPSHOT: Duration = Duration::from_secs(20);
 
 /// A job on a simulated GPU in a sandbox.
 pub struct GpuJob {
@@ -174,15 +179,17 @@ impl GpuJob {
     }
 
     /// Kills, at random moments and so often each: one process of the program, the job's init with all processes, and the
-    /// launcher. The launcher resumes the job by itself after the first, and ends after the second. Its output has to be that
-    /// of an unbroken run.
+    /// launcher. The launcher resumes the job by itself after the first, and ends after the second. Half of the kills come
+    /// once there is a snapshot since the one before; three, if a snapshot takes long. Then the job is told that it is enough; its output has to be that of an
+    /// unbroken run with so many steps.
     pub fn survives_kills_of_each_kind(&self, kills: u32) {
         let mut random = rng_of_this_test();
         self.slow_down();
         let begun = Instant::now();
         let mut job = self.start_and_save();
-        // A job of many ranks takes longer to begin. Half of its lives have to last until the next snapshot.
+        // A job of many ranks takes longer to begin.
         let longest_life = Duration::from_millis(LONGEST_LIFE_MS).max(2 * begun.elapsed());
+        let each = if begun.elapsed() < SLOW_SNAPSHOT { 2 } else { kills };
         job.kill_launcher();
         let start = || {
             let mut command = self.command(library());
@@ -190,14 +197,15 @@ impl GpuJob {
             self.sandbox.start_command("job", command)
         };
         job = start();
+        let (mut saved, mut newest) = (0, self.newest());
         for kill in 0..3 * kills {
+            if kill / 3 % each == 0 {
+                newest = self.until_newer(&newest, &mut job, &start);
+                saved += 1;
+            }
             let death = Instant::now() + longest_life.mul_f64(random.f64());
             while Instant::now() < death {
-                if job.has_ended() {
-                    let status = job.wait_status();
-                    assert!(!status.success(), "it was to be killed in the middle\n{}", job.said());
-                    job = start();
-                }
+                started_again(&mut job, &start);
                 std::thread::sleep(Duration::from_millis(1));
             }
             let launcher = job.pid().cast_signed();
@@ -213,10 +221,45 @@ impl GpuJob {
         job.kill_launcher();
         self.full_speed();
         let mut job = self.start();
+        job.until_answering(&self.sandbox);
+        self.until_more_lines(&mut job, 1);
+        // Not before: the resume would take it for a file that the job had made in its last moments.
+        std::fs::write(self.sandbox.path().join("enough"), "").expect("a file");
         assert_eq!(job.wait(), 0, "{}", job.said());
         assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
         self.sandbox.verify_all();
-        assert_eq!(self.output(), self.unbroken());
+        let output = self.output();
+        let steps = OsString::from(output.lines().count().to_string());
+        let arguments = std::iter::once(&*steps).chain(self.program.get_args().skip(1));
+        assert_eq!(output, self.unbroken_with(arguments));
+        let report = self.sandbox.json(["report", "--json"]);
+        let sessions = report["sessions"].as_array().expect("a list").iter();
+        let resumed_from: BTreeSet<_> = sessions.filter_map(|one| one["resumed_from"].as_str()).collect();
+        println!("{} kills, {} snapshots resumed from, {steps:?} steps", 3 * kills + 2, resumed_from.len());
+        assert!(resumed_from.len() >= saved, "of {saved}: {resumed_from:?}");
+    }
+
+    fn newest(&self) -> Option<String> {
+        self.sandbox.snapshots().pop()
+    }
+
+    /// Waits for a snapshot that is newer than this one.
+    fn until_newer(
+        &self,
+        than: &Option<String>,
+        job: &mut Running,
+        start: &impl Fn() -> Running,
+    ) -> Option<String> {
+        let end = Instant::now() + LONGEST_WAIT;
+        loop {
+            started_again(job, start);
+            let newest = self.newest();
+            if newest > *than {
+                return newest;
+            }
+            assert!(Instant::now() < end, "no snapshot after {than:?}\n{}", job.said());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// The processes of the program.
@@ -294,6 +337,15 @@ impl GpuJob {
         let mut job = self.start();
         assert_eq!(job.wait(), 0, "{}", job.said());
         assert_eq!(self.output(), self.unbroken());
+    }
+}
+
+/// Starts the job again if its launcher has ended.
+fn started_again(job: &mut Running, start: impl Fn() -> Running) {
+    if job.has_ended() {
+        let status = job.wait_status();
+        assert!(!status.success(), "it was to be killed in the middle\n{}", job.said());
+        *job = start();
     }
 }
 

@@ -27,6 +27,9 @@ const COPIED_BACK: &[(&str, &str)] = &[
     ("SIMCUDA_FAULT", "cuMemExportToShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED"),
 ];
 
+/// Steps of a job that ends when it is told to.
+const MANY: u32 = 100_000;
+
 /// So many ranks of `ranks.c`, each with a device of its own. The job lasts longer than all kills take; steps of more ranks
 /// take longer.
 fn ranks(count: u32, variables: &[(&str, &str)]) -> GpuJob {
@@ -97,7 +100,7 @@ fn four_ranks_with_windows_survive_kills_of_each_kind() {
     if !is_full_run() {
         return ckpt_test_skip::skip("needs `cargo xtask test --full`");
     }
-    windows(4, P2P, 3 * kills()).survives_kills_of_each_kind(kills());
+    windows(4, P2P, MANY).survives_kills_of_each_kind(kills());
 }
 
 #[test]
@@ -105,7 +108,15 @@ fn two_ranks_with_windows_whose_memory_is_copied_back_survive_kills_of_each_kind
     if !is_full_run() {
         return ckpt_test_skip::skip("needs `cargo xtask test --full`");
     }
-    windows(2, COPIED_BACK, 3 * kills()).survives_kills_of_each_kind(kills());
+    windows(2, COPIED_BACK, MANY).survives_kills_of_each_kind(kills());
+}
+
+/// One process has all ranks (ncclCommInitAll), in groups.
+#[test]
+fn ranks_in_one_process_survive() {
+    for variables in [AUTO, COPIED_BACK] {
+        ranks_of("one_process.c", 3, variables, 60 * kills()).survives(few_kills());
+    }
 }
 
 /// The launcher resumes the job when one of its ranks has been killed.
@@ -119,7 +130,7 @@ fn survive_kills_of_each_kind(count: u32, variables: &[(&str, &str)]) {
     if !is_full_run() {
         return ckpt_test_skip::skip("needs `cargo xtask test --full`");
     }
-    ranks_with(count, variables, 3 * kills() * (20 + 60 / count)).survives_kills_of_each_kind(kills());
+    ranks_with(count, variables, MANY).survives_kills_of_each_kind(kills());
 }
 
 #[test]
