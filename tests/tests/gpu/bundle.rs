@@ -194,9 +194,10 @@ fn claims_are_in_the_documents_that_they_name() {
     for claim in claims {
         let text = |name: &str| claim[name].as_str().expect("text").to_owned();
         let document = std::fs::read_to_string(workspace().join(text("file"))).expect("the document");
-        assert!(
-            document.contains(&text("text")),
-            "{} does not say {:?}: change xtask/bundle/harness/claims.py with it",
+        assert_eq!(
+            document.matches(&text("text")).count(),
+            1,
+            "{} has to say {:?} once: change xtask/bundle/harness/claims.py with it",
             text("file"),
             text("text")
         );
