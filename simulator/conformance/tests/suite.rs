@@ -1,6 +1,6 @@
 //! The whole suite against the simulated driver, and against a real one where there is one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -74,6 +74,28 @@ fn run_with(library: &Path, arguments: &[&str], environment: &[(&str, &Path)]) -
     let line =
         |check: &serde_json::Value| (text(&check["name"]), (text(&check["outcome"]), text(&check["text"])));
     report["checks"].as_array().unwrap().iter().map(line).collect()
+}
+
+/// What docs/simcuda.md says of a driver is checked, and each check says where it is known from.
+#[test]
+fn checks_of_the_table_of_facts_have_a_source() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/simcuda.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let listed = String::from_utf8(conformance().arg("--list").output().unwrap().stdout).unwrap();
+    let texts: BTreeMap<_, _> = listed.lines().filter_map(|line| line.split_once(' ')).collect();
+    let areas: BTreeSet<_> = texts.keys().filter_map(|name| name.split('/').next()).collect();
+    let is_check = |name: &&str| {
+        let words = name.split_once('/').filter(|(area, check)| areas.contains(area) && !check.is_empty());
+        words.is_some_and(|(_, check)| check.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
+    };
+    let named: BTreeSet<_> = page.split('`').skip(1).step_by(2).filter(is_check).collect();
+    assert!(named.len() > 25, "{named:?}");
+    let is_question = |name: &str| name.starts_with("question/");
+    let without: Vec<_> = named
+        .into_iter()
+        .filter(|name| !texts.get(name).is_some_and(|text| is_question(name) || text.contains("source: ")))
+        .collect();
+    assert!(without.is_empty(), "checks that are not there, or have no source: {without:?}");
 }
 
 #[test]

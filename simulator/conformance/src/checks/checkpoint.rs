@@ -82,7 +82,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "checkpoint/managed-memory",
-        "managed memory makes it fail; the process stays locked and intact; once it is freed, the next one succeeds or is CUDA_ERROR_UNKNOWN (580.159.04)",
+        "managed memory makes it fail; the process stays locked and intact; once it is freed, the next one succeeds or is CUDA_ERROR_UNKNOWN (source: seen with 580.159.04)",
         managed_memory,
     ),
     check(
@@ -102,7 +102,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "checkpoint/ipc",
-        "memory that another process has opened by IPC makes it fail, without harm, or the restore is CUDA_ERROR_INVALID_VALUE (580.159.04)",
+        "memory that another process has opened by IPC makes it fail, without harm, or the restore is CUDA_ERROR_INVALID_VALUE (source: seen with 580.159.04)",
         ipc,
     ),
     check(
@@ -112,12 +112,12 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "checkpoint/multicast-released",
-        "once the object is unbound, unmapped and released, the process is checkpointed as any other",
+        "once the object is unbound, unmapped and released, the process is checkpointed as any other (source: nccl pull request 2340)",
         multicast_released,
     ),
     check(
         "checkpoint/kernels-in-turns",
-        "the device switches between the kernels of two processes; once it has restored one of them, a kernel that keeps another process waiting for 5 s fails (580.159.04)",
+        "the device switches between the kernels of two processes; once it has restored one of them, a kernel that keeps another process waiting for 5 s fails (source: seen with 580.159.04)",
         kernels_in_turns,
     ),
     check("checkpoint/unmapped-range", "a reservation without memory stays reserved", unmapped_range),

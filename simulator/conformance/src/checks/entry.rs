@@ -32,7 +32,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "entry/newer-than-driver",
-        "a version beyond the driver's, or a negative one, counts as the driver's (measured with 550.163) or is CUDA_ERROR_INVALID_VALUE (580.159.04, for 99000)",
+        "a version beyond the driver's, or a negative one, counts as the driver's (source: measured with 550.163) or is CUDA_ERROR_INVALID_VALUE (580.159.04, for 99000)",
         newer_than_driver,
     ),
     check("entry/null-status", "the status is optional (reference, cuGetProcAddress)", null_status),
@@ -43,12 +43,12 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "entry/empty-name",
-        "the empty name with version 0 is not an error: NVIDIA's runtime asks for it first",
+        "the empty name with version 0 is not an error (source: NVIDIA's runtime asks for it first)",
         empty_name,
     ),
     check(
         "entry/per-thread-flag",
-        "the per-thread flag gives another function where there is a per-thread variant (reference)",
+        "the per-thread flag gives another function where there is a per-thread variant (source: reference, cuGetProcAddress)",
         per_thread_flag,
     ),
     check(

@@ -18,7 +18,7 @@ pub const CHECKS: &[Check] = &[
     check("init/fork-before", "a child that was forked before cuInit can initialise", fork_before),
     check(
         "init/fork-after",
-        "in the child of a fork after cuInit calls give CUDA_ERROR_NOT_INITIALIZED (programming guide, Initialization)",
+        "in the child of a fork after cuInit calls give CUDA_ERROR_NOT_INITIALIZED (source: programming guide, Initialization)",
         fork_after,
     ),
     check(

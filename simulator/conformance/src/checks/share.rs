@@ -35,10 +35,14 @@ pub const CHECKS: &[Check] = &[
     ),
     check("share/counts-once", "shared memory counts once, until its last holder releases it", counts_once),
     check("share/import-rubbish", "a descriptor of something else cannot be imported", import_rubbish),
-    check("share/import-size", "an imported handle has the size of the memory", import_size),
+    check(
+        "share/import-size",
+        "an imported handle has the size of the memory (source: seen with 580.159.04)",
+        import_size,
+    ),
     check(
         "share/import-again",
-        "imported memory cannot be exported again, its own process's either; its descriptor can be imported again (seen with 580.159.04)",
+        "imported memory cannot be exported again, its own process's either; its descriptor can be imported again (source: seen with 580.159.04)",
         import_again,
     ),
     check(

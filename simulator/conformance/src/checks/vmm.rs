@@ -62,14 +62,14 @@ pub const CHECKS: &[Check] = &[
     check("vmm/map-offset", "cuMemMap's offset must be 0 (reference)", map_offset),
     check(
         "vmm/map-alignment",
-        "cuMemMap's address and size are multiples of the granularity (reference)",
+        "cuMemMap's address and size are multiples of the granularity (source: reference, cuMemMap)",
         map_alignment,
     ),
     check("vmm/map-outside", "what is mapped lies inside one reservation (reference, cuMemMap)", map_outside),
     check("vmm/map-twice", "mapping over a mapping is an error", map_twice),
     check(
         "vmm/map-more-than-handle",
-        "no more than the handle's size is mapped (reference, cuMemMap)",
+        "no more than the handle's size is mapped (source: reference, cuMemMap)",
         map_more,
     ),
     check("vmm/two-addresses", "one handle mapped at two addresses is the same memory", two_addresses),
@@ -118,7 +118,7 @@ pub const CHECKS: &[Check] = &[
     check("vmm/not-cuMemFree", "cuMemFree of a mapping is CUDA_ERROR_INVALID_VALUE", not_mem_free),
     check(
         "vmm/released-handle",
-        "a process that maps memory by a handle that it has released is ended by a signal (580.159.04)",
+        "a process that maps memory by a handle that it has released is ended by a signal (source: seen with 580.159.04)",
         released_handle,
     ),
     check("vmm/peer-access", "access is given device by device (programming guide)", peer_access),
