@@ -283,7 +283,7 @@ fn a_call_that_always_fails_refuses_every_checkpoint() {
 fn what_the_driver_does_not_support_is_remembered() {
     let job = Job::steady("2");
     let mut running = job.start();
-    for call in ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"] {
+    for (index, call) in ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"].into_iter().enumerate() {
         job.fail(&format!("{call}:1+=CUDA_ERROR_NOT_SUPPORTED"));
         let first = job.try_checkpoint(&running).expect_err(call);
         assert!(first.contains(call) && first.contains("tried again once"), "{first}");
@@ -293,6 +293,8 @@ fn what_the_driver_does_not_support_is_remembered() {
             assert_eq!(job.try_checkpoint(&running).expect_err(call), first);
         }
         assert_eq!(job.failed(), asked, "the driver was asked again");
+        let warnings = running.said().matches("no snapshot this time").count();
+        assert_eq!(warnings, index + 1, "one for each reason: {}", running.said());
         job.disarm();
         job.change(&mut running);
     }
