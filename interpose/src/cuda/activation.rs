@@ -44,6 +44,7 @@ pub(crate) fn remark() -> Option<String> {
 /// nothing to save in it.
 pub(crate) fn after_fork_in_child() {
     IS_STARTED.store(false, Relaxed);
+    IS_STARTED_FOR_NVML.store(false, Relaxed);
 }
 
 /// Whether the program uses the driver and a launcher may want to save it. Otherwise calls are only passed on.

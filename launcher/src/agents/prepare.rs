@@ -58,13 +58,13 @@ pub(super) enum Step {
 impl Connection {
     /// Begins a step that the agent has to answer.
     fn begin_step(&mut self, preparation: Preparation) {
-        self.unprepared.get_or_insert(preparation.attempt);
+        self.unprepared.sent += 1;
         self.preparation = Some(preparation);
     }
 
     /// Records a step that the agent has answered; ignores one that belongs to another attempt.
     pub(super) fn record_step(&mut self, attempt: u64, step: Step) {
-        self.unprepared = None;
+        self.unprepared.answer();
         if let Some(preparation) = &mut self.preparation
             && preparation.attempt == attempt
         {
@@ -102,13 +102,16 @@ impl Prepared {
 impl Drop for Prepared {
     fn drop(&mut self) {
         let mut streams = Vec::new();
-        for connection in self.shared.lock().connections.values_mut() {
+        let mut state = self.shared.lock();
+        self.shared.watch_unprepared(&mut state);
+        for connection in state.connections.values_mut() {
             if connection.step(self.attempt).is_some()
                 && connection.preparation.take().is_some_and(|preparation| preparation.is_staged)
             {
                 streams.push(Arc::clone(&connection.stream));
             }
         }
+        drop(state);
         for stream in streams {
             let message = ToAgent::Unstage { attempt: self.attempt };
             stream.send_or_log(&message, &[], "an agent cannot be asked to release its mirror");
@@ -294,10 +297,7 @@ impl Agents {
                 return match state.refused_to_prepare(attempt) {
                     Some(refused) => Err(refused),
                     None if unanswered.is_empty() => Ok(()),
-                    None => {
-                        self.shared.watch_unprepared(&state, attempt);
-                        Err(QuiesceError::Deadline { deadline, unanswered })
-                    }
+                    None => Err(QuiesceError::Deadline { deadline, unanswered }),
                 };
             }
             self.shared.wait(&mut state, left);

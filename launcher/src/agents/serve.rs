@@ -23,7 +23,7 @@ use super::broker::{self, Participant};
 use super::prepare::Step;
 use super::process::{DetachedProcess, Loss, Process, ProcessHandle, pidfd};
 use super::release::Release;
-use super::state::{Arrival, Connection, ConnectionEnd, Phase, Refusal, Returned};
+use super::state::{Arrival, Connection, ConnectionEnd, Phase, Refusal, Returned, Unprepared};
 use super::stream::AgentStream;
 use super::{STACK_BYTES, Shared, peer};
 use crate::sys::exit_status::exit_code;
@@ -66,7 +66,7 @@ impl Shared {
             parks_by_key: false,
             supports_loads: false,
             asked: None,
-            unprepared: None,
+            unprepared: Unprepared::default(),
             preparation: None,
             refusal: None,
             activity_query: ActivityQuery::Unsupported,
@@ -223,7 +223,9 @@ impl Shared {
         let mut state = self.lock();
         let phase = state.phase;
         let connection = state.connections.get_mut(&id)?;
-        connection.unprepared = None;
+        if connection.asked != Some(attempt) {
+            connection.unprepared.answer();
+        }
         let again = match phase {
             Phase::Quiescing { attempt: current, .. } if current == attempt => {
                 connection.refusal = Some(Refusal::new(reason, connection.refusal.take()));

@@ -77,8 +77,8 @@ pub(super) struct Connection {
     pub(super) supports_loads: bool,
     /// The attempt of a Quiesce that the agent has not answered, or has refused in the current attempt.
     pub(super) asked: Option<u64>,
-    /// The first attempt of which the agent has not answered an announcement or a mirror. It may be in a call of its driver.
-    pub(super) unprepared: Option<u64>,
+    /// Announcements and mirrors that the agent has not answered. It may be in a call of its driver.
+    pub(super) unprepared: Unprepared,
     /// Progress in an attempt that has not yet begun to detach agents.
     pub(super) preparation: Option<Preparation>,
     /// The agent's reason for refusing the current attempt.
@@ -87,6 +87,26 @@ pub(super) struct Connection {
     pub(super) activity_query: ActivityQuery,
     /// State of the request to release the process's GPUs.
     pub(super) release: Release,
+}
+
+/// Messages before the detach, each of which an agent answers.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Unprepared {
+    pub(super) sent: u64,
+    pub(super) answered: u64,
+    /// It is watched until the next answer.
+    pub(super) is_watched: bool,
+}
+
+impl Unprepared {
+    pub(super) fn answer(&mut self) {
+        self.answered = self.sent.min(self.answered + 1);
+        self.is_watched = false;
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        self.answered < self.sent
+    }
 }
 
 pub(super) struct Arrival {

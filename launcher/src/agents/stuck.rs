@@ -50,28 +50,32 @@ impl State {
 impl Shared {
     /// Watches the agents that have not answered whether they have detached.
     pub(super) fn watch_silent(self: &Arc<Self>, state: &State, attempt: u64) {
-        self.watch_those(state, move |one| one.asked == Some(attempt), |one| one.refusal.is_none());
-    }
-
-    /// Watches the agents that have not answered what they need, or that they have a mirror. An agent that is watched since
-    /// an earlier attempt is not watched again.
-    pub(super) fn watch_unprepared(self: &Arc<Self>, state: &State, attempt: u64) {
-        self.watch_those(state, move |one| one.unprepared == Some(attempt), |_| true);
-    }
-
-    /// Watches the agents that are silent, and of which `is_watched` holds now, for as long as they are silent.
-    fn watch_those(
-        self: &Arc<Self>,
-        state: &State,
-        is_silent: impl Fn(&Connection) -> bool + Copy + Send + 'static,
-        is_watched: impl Fn(&Connection) -> bool,
-    ) {
         for (&id, connection) in &state.connections {
-            if is_silent(connection) && is_watched(connection) {
-                let is_stuck = move |state: &State| state.connections.get(&id).is_some_and(is_silent);
-                self.watch(connection.process.clone(), Arc::clone(&connection.handle), is_stuck);
+            if connection.asked == Some(attempt) && connection.refusal.is_none() {
+                self.watch_connection(id, connection, move |one| one.asked == Some(attempt));
             }
         }
+    }
+
+    /// Watches the agents that have not answered what they need, or that they have a mirror, until their next answer.
+    pub(super) fn watch_unprepared(self: &Arc<Self>, state: &mut State) {
+        for (&id, connection) in &mut state.connections {
+            if connection.unprepared.is_silent() && !connection.unprepared.is_watched {
+                connection.unprepared.is_watched = true;
+                let answered = connection.unprepared.answered;
+                self.watch_connection(id, connection, move |one| one.unprepared.answered == answered);
+            }
+        }
+    }
+
+    fn watch_connection(
+        self: &Arc<Self>,
+        id: u64,
+        connection: &Connection,
+        is_silent: impl Fn(&Connection) -> bool + Send + 'static,
+    ) {
+        let is_stuck = move |state: &State| state.connections.get(&id).is_some_and(&is_silent);
+        self.watch(connection.process.clone(), Arc::clone(&connection.handle), is_stuck);
     }
 
     /// Watches a process that has detached and not returned.

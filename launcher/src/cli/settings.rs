@@ -438,10 +438,8 @@ pub const SETTINGS: &[Setting] = &[
             config.interpose = option.parse(expected, Interposer::parse)?;
             let is_auto = option.value == "auto";
             option.found = is_auto.then(|| config.interpose.to_string());
-            {
-                let library = config.interpose.library().filter(|_| !is_auto);
-                check_trust(library, option, |path| config.store.trust.check(path))
-            }
+            let library = config.interpose.library().filter(|_| !is_auto);
+            check_trust(library, option, |path| config.store.trust.check(path))
         },
     },
     Setting {

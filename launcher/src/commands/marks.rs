@@ -2,12 +2,12 @@
 
 use super::snapshots::find_to_change;
 use crate::cli::config::Config;
-use crate::store::marks;
-use crate::store::tiers::{self, DISK, REMOTE};
+use crate::store::marks::{self, TagChange};
+use crate::store::tiers::{self, REMOTE};
 use crate::sys::error::{EXIT_NEGATIVE, EXIT_OWN, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_object_medium::Options;
-use ckpt_snapshot::{JobDir, Marks, ReadError, SnapshotId, Store};
+use ckpt_snapshot::{JobDir, Marks, SnapshotId};
 
 /// Adds a tag to a snapshot. It moves from another snapshot of the job: a tag names one.
 ///
@@ -15,7 +15,7 @@ use ckpt_snapshot::{JobDir, Marks, ReadError, SnapshotId, Store};
 /// Bad input: no such snapshot, an invalid tag, or a snapshot that is being deleted.
 pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
     let (job, id) = find_to_change(config, text)?;
-    let before = marks::with_tags_of_all(&config.store, &job)?;
+    let before = marks::known(&config.store, &job)?;
     let moved = job.change_marks(|marks| marks.tag(&id, tag))?.map_err(bad_input)?;
     // Before what may fail: a repeated command finds nothing to move.
     for other in before.tagged(tag).filter(|other| **other != id) {
@@ -39,7 +39,7 @@ pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
             code = EXIT_OWN;
         }
     }
-    share(config, &job, &id, None)?;
+    share(config, &job, &id, Some(TagChange::Set(tag)))?;
     refuse_deleted(config, &job, &id)?;
     Ok(code)
 }
@@ -50,12 +50,22 @@ pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
 /// Bad input: no such snapshot.
 pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
     let (job, id) = find_to_change(config, text)?;
-    let was_there = marks::with_tags_of_all(&config.store, &job)?.tagged(tag).any(|tagged| *tagged == id);
-    if job.change_marks(|marks| marks.untag(&id, tag))? || was_there {
-        return share(config, &job, &id, Some(tag));
+    if !marks::known(&config.store, &job)?.tagged(tag).any(|tagged| *tagged == id) {
+        tracing::error!("the snapshot {id} has no tag {tag:?}");
+        return Ok(EXIT_NEGATIVE);
     }
-    tracing::error!("the snapshot {id} has no tag {tag:?}");
-    Ok(EXIT_NEGATIVE)
+    // Also from another one that had it here before another machine has moved the tag.
+    let before = job.change_marks(|marks| {
+        let tagged: Vec<_> = marks.tagged(tag).cloned().collect();
+        for id in &tagged {
+            marks.untag(id, tag);
+        }
+        tagged
+    })?;
+    for other in before.iter().filter(|other| **other != id) {
+        share(config, &job, other, None)?;
+    }
+    share(config, &job, &id, Some(TagChange::Removed(tag)))
 }
 
 /// Lets `--keep` apply to a snapshot again; with `of_all_machines` also where other machines have marked it.
@@ -64,7 +74,12 @@ pub fn untag(config: &Config, text: &str, tag: &str) -> Result<i32> {
 /// Bad input: no such snapshot.
 pub fn unpin(config: &Config, text: &str, of_all_machines: bool) -> Result<i32> {
     let (job, id) = find_to_change(config, text)?;
-    job.change_marks(|marks| marks.unpin(&id))?;
+    job.change_marks(|marks| {
+        marks.unpin(&id);
+        if of_all_machines {
+            marks.untag_all(&id);
+        }
+    })?;
     if of_all_machines {
         marks::unmark_on_all(&config.store, &job, &id)?;
     }
@@ -100,24 +115,26 @@ fn refuse_deleted(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<()> 
     let is_deleted = |records: &JobDir| -> Result<bool> {
         Ok(records.record()?.is_some_and(|record| record.deleted.contains(&id.sequence())))
     };
-    let too_late = "--keep did not keep it, and the mark has come too late";
     let store = tiers::open(&config.store, job)?;
-    // The record names what was deleted last. What was deleted before is gone.
-    if is_deleted(job)? || matches!(store.manifest(id), Err(ReadError::Missing(_))) {
-        bail!(bad_input(anyhow!(
-            "{id} is being deleted: {too_late}. Make sure with `ckpt-run ls`, and take another snapshot"
-        )));
-    }
+    let has = |tier| store.tier(tier).is_ok_and(|tier| tier.store().manifest(id).is_ok());
     let uploaded = tiers::uploaded_records(&config.store, job, Options::default())?;
-    if !uploaded.as_ref().map(is_deleted).transpose()?.unwrap_or_default() {
-        return Ok(());
+    // The record names what was deleted last. What was deleted before is gone.
+    let is_kept_here = !is_deleted(job)? && has(tiers::home(&store));
+    let is_deleted_there = uploaded.as_ref().map(is_deleted).transpose()?.unwrap_or_default();
+    let is_kept_there = uploaded.is_some() && !is_deleted_there && has(REMOTE);
+    let too_late = "--keep did not keep it, and the mark has come too late";
+    match (is_kept_here, is_kept_there) {
+        (false, false) => bail!(bad_input(anyhow!(
+            "{id} is being deleted: {too_late}. Make sure with `ckpt-run ls`, and take another snapshot"
+        ))),
+        (true, false) if is_deleted_there => {
+            tracing::warn!(
+                "{id} is kept on this machine, but is being deleted from the object store: {too_late}"
+            );
+        }
+        (false, true) => tracing::debug!("{id} is kept in the object store only"),
+        _ => {}
     }
-    if store.tier(DISK)?.store().manifest(id).is_err() {
-        bail!(bad_input(anyhow!(
-            "{id} is being deleted from the object store: {too_late}. Make sure with `ckpt-run ls`, and take another snapshot"
-        )));
-    }
-    tracing::warn!("{id} is kept on this machine, but is being deleted from the object store: {too_late}");
     Ok(())
 }
 
@@ -132,8 +149,8 @@ pub fn change(config: &Config, text: &str, change: fn(&mut Marks, &SnapshotId)) 
 }
 
 /// Tells the machines that share the object store about the marks of a snapshot.
-fn share(config: &Config, job: &JobDir, id: &SnapshotId, untagged: Option<&str>) -> Result<i32> {
-    marks::share(&config.store, job, id, untagged).context(
+fn share(config: &Config, job: &JobDir, id: &SnapshotId, change: Option<TagChange<'_>>) -> Result<i32> {
+    marks::share(&config.store, job, id, change).context(
         "the mark is set on this machine, but not in the object store, where another machine may delete the snapshot: repeat the command",
     )?;
     Ok(0)

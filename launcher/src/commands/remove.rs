@@ -69,7 +69,7 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
             bail!(bad_input(anyhow!("the job {} is running, so nothing was deleted", job.key())));
         }
         deletion::check(&config.store, job)?;
-        let marks = marks::with_tags_of_all(&config.store, job)?;
+        let marks = marks::of_all_machines(&config.store, job)?;
         let kept: Vec<_> = marks.kept().map(ToString::to_string).collect();
         if !kept.is_empty() && !args.force {
             bail!(bad_input(anyhow!(
@@ -122,7 +122,7 @@ fn protection(
     id: &SnapshotId,
     deleted: &[(JobDir, SnapshotId)],
 ) -> Result<Option<String>> {
-    let marks = marks::with_tags_of_all(&config.store, job)?;
+    let marks = marks::of_all_machines(&config.store, job)?;
     if let Some(mark) = marks.of(id) {
         if mark.pinned {
             return Ok(Some(format!("{id} is pinned (`ckpt-run unpin {id}`)")));

@@ -124,7 +124,7 @@ impl Row {
 pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let root = Root::open(&config.store)?;
     let (rows, code) = each(&jobs(config, &root, named)?, |job| {
-        let (marks, history) = (marks::with_tags_of_all(&config.store, job)?, tiers::history(job, None)?);
+        let (marks, history) = (marks::known(&config.store, job)?, tiers::history(job, None)?);
         let placed = tiers::open(&config.store, job)?.placed()?;
         let mut of_job: Vec<_> =
             placed.iter().map(|placed| Row::new(job, placed, &marks, &history)).collect();
@@ -180,7 +180,7 @@ fn find_in(config: &Config, root: &Root, text: &str) -> Result<(JobDir, Snapshot
             match (&*tiers::open(&config.store, job)? as &dyn Store).find(text) {
                 Ok(id) => Ok(vec![(job.clone(), id)]),
                 Err(ReadError::Missing(_)) => {
-                    let marks = marks::with_tags_of_all(&config.store, job)?;
+                    let marks = marks::known(&config.store, job)?;
                     Ok(marks.tagged(text).map(|id| (job.clone(), id.clone())).collect())
                 }
                 Err(error) => Err(error.into()),
@@ -250,7 +250,7 @@ pub fn show(config: &Config, text: &str, json: bool) -> Result<i32> {
     }
     let mut facts = summary(&manifest);
     facts.extend(part_facts(&job, &manifest));
-    let marks = marks::with_tags_of_all(&config.store, &job)?;
+    let marks = marks::known(&config.store, &job)?;
     facts.extend(marks.of(&id).into_iter().flat_map(mark_facts));
     facts.extend(environment(&manifest));
     facts.extend(job_files.iter().flat_map(job_files::facts));

@@ -112,7 +112,8 @@ impl Handover {
     /// the snapshots exist without the record.
     pub fn claim(&self, record: &JobRecord) {
         let claimed = |present: Option<JobRecord>| Ok(Some(public(record, present.as_ref())));
-        if let Err(error) = self.remote.change_record(claimed) {
+        let written = self.remote.change_record(claimed).and_then(|()| self.remote.begin_marks());
+        if let Err(error) = written {
             warn_not_published(&error);
         }
     }

@@ -21,7 +21,7 @@ fn mount_of<'a>(mounts: &'a [MountInfo], dir: &Path) -> Option<&'a MountInfo> {
     above.max_by_key(|mount| mount.mount_point.components().count())
 }
 
-/// See nfs(5) and mount.lustre(8), mount.cifs(8). FUSE and BeeGFS have such locks unless they are told otherwise, which the
+/// See nfs(5), mount.lustre(8), mount.cifs(8) and gfs2(5). FUSE and BeeGFS have such locks unless they are told otherwise, which the
 /// mount table does not show; nor does that of 9p and virtiofs.
 fn has_local_locks(mount: &MountInfo) -> bool {
     let has = |name: &str| mount.super_options.contains_key(name) || mount.mount_options.contains_key(name);
@@ -31,6 +31,7 @@ fn has_local_locks(mount: &MountInfo) -> bool {
             has("nolock") || matches!(scope, Some("flock" | "all"))
         }
         "lustre" => has("localflock"),
+        "gfs2" | "ocfs2" => has("localflocks"),
         "cifs" | "smb3" => has("nobrl"),
         "9p" | "virtiofs" | "beegfs" | "beegfs_nodev" | "fuse" => true,
         // Of one machine by nature.
@@ -56,7 +57,9 @@ mod tests {
             36 21 0:45 / /o rw shared:8 - fuse.fuse-overlayfs fuse-overlayfs rw\n\
             37 21 0:46 / /b rw shared:9 - ext4 /dev/sdc1 rw\n\
             38 37 0:47 / /b rw shared:10 - beegfs beegfs_nodev rw\n\
-            39 21 0:48 / /c rw shared:11 - cifs //s/c rw,nobrl\n";
+            39 21 0:48 / /c rw shared:11 - cifs //s/c rw,nobrl\n\
+            40 21 8:3 / /g rw shared:12 - gfs2 /dev/sdd1 rw,localflocks\n\
+            41 21 8:4 / /gg rw shared:13 - gfs2 /dev/sde1 rw\n";
         let mounts = MountInfos::from_read(table.as_bytes()).unwrap().0;
         for (dir, expected) in [
             ("/v4/store", false),
@@ -68,6 +71,8 @@ mod tests {
             ("/o", false),
             ("/b/store", true),
             ("/c", true),
+            ("/g", true),
+            ("/gg", false),
             ("/home", false),
         ] {
             let mount = mount_of(&mounts, Path::new(dir)).unwrap();

@@ -7,53 +7,71 @@ use crate::sys::deadline::STORE_RETRY_TIMEOUT;
 use anyhow::Result;
 use ckpt_object_medium::{Options, Retry};
 use ckpt_snapshot::{JobDir, Marks, SnapshotId};
-use std::collections::BTreeSet;
 
-/// The marks of this machine, with the tags of all. Tags that cannot be read are left out, with a warning.
+/// A change of a tag of a snapshot.
+#[derive(Clone, Copy)]
+pub enum TagChange<'a> {
+    /// It has the tag, and no other snapshot does.
+    Set(&'a str),
+    /// It does not have the tag any more.
+    Removed(&'a str),
+}
+
+/// The marks of this machine, with the tags of all. A tag that another machine has set elsewhere since names what it names
+/// there.
 ///
 /// # Errors
-/// When the marks of this machine cannot be read. Bad input: an address that contradicts the environment.
-pub fn with_tags_of_all(options: &StoreOptions, dir: &JobDir) -> Result<Marks> {
+/// When the marks of this machine, or the tags of all, cannot be read. Bad input: an address that contradicts the environment.
+pub fn of_all_machines(options: &StoreOptions, dir: &JobDir) -> Result<Marks> {
     let mut marks = dir.marks()?;
     let retry = Retry { give_up_after: STORE_RETRY_TIMEOUT, ..Retry::default() };
     if let Some(shared) = tiers::uploaded_records(options, dir, Options { retry, ..Options::default() })? {
-        match shared.marks() {
-            Ok(shared) => marks.add_tags_of(&shared),
-            Err(error) => tracing::warn!("tags that other machines have set are not known: {error}"),
-        }
+        marks.add_tags_of(&shared.marks()?);
     }
     Ok(marks)
 }
 
-/// Tells the other machines what this one says of a snapshot: whether to keep it, and its tags. `untagged` is a tag that it
-/// does not have any more.
+/// As [`of_all_machines`]. Tags that cannot be read are left out, with a warning.
+///
+/// # Errors
+/// When the marks of this machine cannot be read.
+pub fn known(options: &StoreOptions, dir: &JobDir) -> Result<Marks> {
+    of_all_machines(options, dir).or_else(|error| {
+        let marks = dir.marks()?;
+        tracing::warn!("tags that other machines have set are not known: {error:#}");
+        Ok(marks)
+    })
+}
+
+/// Tells the other machines what this one says of a snapshot: whether to keep it, and a tag that has changed.
 ///
 /// # Errors
 /// When the object store does not answer, or its record is refused.
-pub fn share(options: &StoreOptions, dir: &JobDir, id: &SnapshotId, untagged: Option<&str>) -> Result<()> {
+pub fn share(
+    options: &StoreOptions,
+    dir: &JobDir,
+    id: &SnapshotId,
+    change: Option<TagChange<'_>>,
+) -> Result<()> {
     let store = tiers::open(options, dir)?;
     let Ok(remote) = store.tier(REMOTE) else { return Ok(()) };
-    let (keeper, marks) = (dir.keeper()?, dir.marks()?);
-    if marks.is_kept(id) {
-        remote.store().pin(id, &keeper)?;
+    if dir.marks()?.is_kept(id) {
+        remote.store().pin(id, &dir.keeper()?)?;
     } else {
         // The marks of a store at an address are those of all machines.
+        let keeper = dir.keeper()?;
         remote.store().unpin(id, Some(&*keeper).filter(|_| dir.records_medium().is_none()))?;
     }
-    let tags = marks.of(id).map(|mark| &mark.tags);
     let Some(shared) = tiers::uploaded_records(options, dir, Options::default())? else { return Ok(()) };
-    if tags.is_none_or(BTreeSet::is_empty) && untagged.is_none() {
-        return Ok(());
-    }
-    shared.change_marks(|shared| {
-        for tag in tags.into_iter().flatten() {
-            shared.tag(id, tag)?;
+    let Some(change) = change else { return Ok(()) };
+    shared.change_marks(|shared| match change {
+        TagChange::Set(tag) => shared.tag(id, tag).map(drop),
+        TagChange::Removed(tag) => {
+            shared.untag(id, tag);
+            Ok(())
         }
-        if let Some(untagged) = untagged {
-            shared.untag(id, untagged);
-        }
-        anyhow::Ok(())
-    })?
+    })??;
+    Ok(())
 }
 
 /// Lets other machines delete a snapshot that they have marked.

@@ -3,11 +3,13 @@
 use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
 use crate::sys::error::bad_input;
 use crate::sys::trust::Trust;
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use ckpt_object_medium::{Pace, PausePolicy, StoreUrl};
 use ckpt_snapshot::JobDir;
 use ckpt_snapshot::codec::{Compression, Key};
 use serde::Deserialize;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -54,15 +56,34 @@ impl StoreOptions {
         self.url.as_ref().map_or_else(|| self.dir.display().to_string(), ToString::to_string)
     }
 
-    /// Checks that nobody else can put snapshots into the store, or where they are uploaded, as far as that is in a
-    /// directory.
+    /// Checks that nobody else can put snapshots into the store, as far as it is in a directory.
     ///
     /// # Errors
     /// Bad input: another user can.
     pub fn check_trust(&self) -> Result<()> {
+        self.trust.check_store(&self.dir).map_err(bad_input)?;
+        self.url.as_ref().map_or(Ok(()), |url| self.check_address(url))
+    }
+
+    /// The same of an address in an object store: it may be one of a directory.
+    ///
+    /// # Errors
+    /// As [`Self::check_trust`].
+    pub fn check_address(&self, url: &StoreUrl) -> Result<()> {
+        url.directory().map_or(Ok(()), |dir| self.trust.check_store(&dir).map_err(bad_input))
+    }
+
+    /// Creates the directories that addresses name, so that nobody else does.
+    ///
+    /// # Errors
+    /// Bad input: they cannot be created.
+    pub fn create_addresses(&self) -> Result<()> {
         let addresses = [&self.url, &self.upload].into_iter().flatten();
-        let mut directories = addresses.filter_map(StoreUrl::directory).chain([self.dir.clone()]);
-        directories.try_for_each(|dir| self.trust.check_store(&dir)).map_err(bad_input)
+        for dir in addresses.filter_map(StoreUrl::directory) {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+            made.map_err(|error| bad_input(anyhow!("cannot create {}: {error}", dir.display())))?;
+        }
+        Ok(())
     }
 
     /// The directory for images of the job's memory that do not fit into memory, if they may be on disk. They are not

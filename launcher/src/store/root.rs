@@ -64,7 +64,9 @@ impl Root {
     /// Bad input; a store of another user, for root.
     pub fn open_or_create(options: &StoreOptions, pace: &Arc<Pace>) -> Result<Self> {
         options.check_trust()?;
+        options.upload.as_ref().map_or(Ok(()), |url| options.check_address(url))?;
         refuse_to_shut_out(options)?;
+        options.create_addresses()?;
         let Some(url) = &options.url else {
             let local = trusted(options, StoreRoot::open_or_create)??;
             return Ok(Self { key: options.key.clone(), local, remote: None });

@@ -6,7 +6,7 @@ use crate::store::marks;
 use crate::store::options::StoreOptions;
 use crate::sys::error::bad_input;
 use anyhow::Result;
-use ckpt_object_medium::{Options, Pace, StoreUrl};
+use ckpt_object_medium::{Options, Pace};
 use ckpt_snapshot::codec::Codec;
 use ckpt_snapshot::medium::{DirMedium, Medium};
 use ckpt_snapshot::packed::{Limits, PackStore};
@@ -117,8 +117,9 @@ pub fn pack_stores(options: &StoreOptions, dir: &JobDir) -> Result<Vec<(&'static
 /// # Errors
 /// Bad input: an address that contradicts the environment.
 pub fn uploads(options: &StoreOptions, dir: &JobDir, client: Options) -> Result<Option<Arc<dyn Medium>>> {
-    let open = |url: &StoreUrl| ckpt_object_medium::open(&url.below(&place(dir.key())), client);
-    options.upload.as_ref().map(open).transpose().map_err(bad_input)
+    let Some(url) = &options.upload else { return Ok(None) };
+    options.check_address(url)?;
+    ckpt_object_medium::open(&url.below(&place(dir.key())), client).map(Some).map_err(bad_input)
 }
 
 /// The job's small records beside the snapshots that are uploaded, if any are. Nothing is sent yet.
@@ -290,7 +291,7 @@ pub fn remove_local(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> 
 /// # Errors
 /// When the snapshot cannot be removed.
 pub fn remove(options: &StoreOptions, store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
-    store.remove(id)?;
     marks::unmark_on_all(options, dir, id)?;
+    store.remove(id)?;
     marks::forget(dir, [id])
 }

@@ -190,7 +190,7 @@ fn without_tag(config: &Config, dir: &JobDir, store: &Tiers, resume: &Resume) ->
     if !matches!((store as &dyn Store).find(text), Err(ReadError::Missing(_))) {
         return Ok(resume.clone());
     }
-    let marks = marks::with_tags_of_all(&config.store, dir)?;
+    let marks = marks::known(&config.store, dir)?;
     let tagged = marks.tagged(text).next();
     Ok(tagged.map_or_else(|| resume.clone(), |id| Resume::Snapshot(id.to_string())))
 }

@@ -6,7 +6,7 @@ use rustix::process::{getegid, geteuid, getgroups};
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 const GROUP_MAY_WRITE: u32 = 0o020;
@@ -186,6 +186,8 @@ impl Trust {
     pub fn check_written(&self, path: &Path) -> Result<(), Untrusted> {
         self.check_each(path, |caller, path, meta| match meta.is_dir() {
             true => caller.problem(path, meta),
+            // Nobody finds there what was written to a device.
+            false if meta.file_type().is_char_device() => None,
             false => caller.problem_of_owner(path, meta),
         })
     }
@@ -200,7 +202,10 @@ impl Trust {
         let (Ok(dir), caller) = (fs::canonicalize(dir), Caller::current()) else { return Ok(()) };
         let problem = fs::metadata(&dir).ok().and_then(|meta| caller.problem_of_writers(&dir, &meta));
         match problem.filter(|_| !self.covers(&dir)) {
-            Some(problem) => Err(Untrusted { problem, dir }),
+            Some(problem) => {
+                let problem = format!("{problem} (a directory of your own in it would do)");
+                Err(Untrusted { problem, dir })
+            }
             None => Ok(()),
         }
     }

@@ -283,7 +283,8 @@ fn a_call_that_always_fails_refuses_every_checkpoint() {
 fn what_the_driver_does_not_support_is_remembered() {
     let job = Job::steady("2");
     let mut running = job.start();
-    for (index, call) in ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"].into_iter().enumerate() {
+    for (index, call) in ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"].into_iter().enumerate()
+    {
         job.fail(&format!("{call}:1+=CUDA_ERROR_NOT_SUPPORTED"));
         let first = job.try_checkpoint(&running).expect_err(call);
         assert!(first.contains(call) && first.contains("tried again once"), "{first}");

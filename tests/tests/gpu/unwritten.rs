@@ -143,7 +143,7 @@ fn a_driver_that_stays_locked_ends_the_job() {
 #[test]
 fn a_driver_that_hangs_before_the_detach_ends_the_job() {
     for call in ["cuCheckpointProcessLock", "cuCheckpointProcessUnlock", "cuMemHostRegister_v2"] {
-        let job = job().with_options(&["--freeze-timeout", "2s", "--gpu-timeout", "2s"]);
+        let job = job().with_options(&["--freeze-timeout", "5s", "--gpu-timeout", "2s"]);
         let mut running = job.start();
         job.fail(&format!("{call}:1=hang"));
         job.sandbox.call(["checkpoint"]);

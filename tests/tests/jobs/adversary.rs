@@ -113,6 +113,17 @@ fn programs_and_logs_of_another_user_are_not_used() {
         }
         chown(theirs.path(), Some(0), Some(0)).unwrap();
     }
+    // A link in a directory like /tmp.
+    let (shared, mine) = (Sandbox::new(), sandbox.path().join("mine"));
+    fs::set_permissions(shared.path(), Permissions::from_mode(0o1777)).unwrap();
+    let link = shared.path().join("log");
+    std::os::unix::fs::symlink(&mine, &link).unwrap();
+    std::os::unix::fs::lchown(&link, Some(STRANGER), Some(STRANGER)).unwrap();
+    is_refused(
+        &call(&sandbox, &["--log-file", link.to_str().unwrap(), "--", "true"]),
+        "belongs to user 61009",
+    );
+    assert!(!mine.exists());
     // A name alone is in the working directory.
     give_to_stranger(sandbox.path());
     is_refused(&call(&sandbox, &["--log-file", "messages", "--store", "/nonexistent", "ls"]), "log-file");

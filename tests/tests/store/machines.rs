@@ -389,6 +389,10 @@ fn a_tag_is_known_on_other_machines() {
     assert!(code == Some(0) && said.contains(&format!("has moved from {tagged} to {newer}")), "{said}");
     uploads.on("one");
     assert_eq!(named(&uploads, "good"), newer);
+    // What else one says of the other snapshot does not bring the tag back.
+    let (code, said) = call(&uploads, &["pin", &tagged]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(named(&uploads, "good"), newer);
     // The machine that has set it lets go.
     uploads.on("two");
     let (code, said) = call(&uploads, &["unpin", "--all-machines", &tagged]);
@@ -422,7 +426,7 @@ fn a_mark_that_comes_too_late_is_told() {
     let manifest = uploads.sandbox.path().join("one/jobs/both/manifests").join(&id);
     for (is_here, code, words) in [
         (true, Some(0), "is kept on this machine, but is being deleted from the object store"),
-        (false, Some(2), "is being deleted from the object store"),
+        (false, Some(2), "is being deleted: --keep did not keep it"),
     ] {
         if !is_here {
             fs::remove_file(&manifest).unwrap();
@@ -464,7 +468,7 @@ fn a_mark_that_is_set_before_a_deletion_counts() {
             ["pin", &*id].into_iter().chain(is_upload.then_some(["--upload", &url]).into_iter().flatten());
         let pinned = uploads.sandbox.call(pin);
         let said = String::from_utf8_lossy(&pinned.stderr).into_owned();
-        assert!(said.contains("is being deleted"), "{said}");
+        assert!(pinned.status.code() == Some(2) && said.contains("is being deleted"), "{said}");
         fs::remove_file(&hold).unwrap();
         assert!(asked.wait().unwrap().success());
         // The next deletion comes after this one.

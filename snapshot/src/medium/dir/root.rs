@@ -212,7 +212,7 @@ impl Folder {
     fn is_object(&self, error: Errno, file: &File) -> bool {
         let object = || rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW).ok();
         let of = |facts: Stat| (facts.st_dev, facts.st_ino);
-        matches!(error, Errno::EXIST | Errno::INTR)
+        matches!(error, Errno::EXIST | Errno::INTR | Errno::NOENT)
             && object().map(of) == rustix::fs::fstat(file).ok().map(of)
     }
 
