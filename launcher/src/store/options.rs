@@ -3,7 +3,7 @@
 use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
 use crate::sys::error::bad_input;
 use crate::sys::trust::Trust;
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use ckpt_object_medium::{Pace, PausePolicy, StoreUrl};
 use ckpt_snapshot::JobDir;
 use ckpt_snapshot::codec::{Compression, Key};
@@ -73,17 +73,14 @@ impl StoreOptions {
         url.directory().map_or(Ok(()), |dir| self.trust.check_store(&dir).map_err(bad_input))
     }
 
-    /// Creates the directories that addresses name, so that nobody else does.
-    ///
-    /// # Errors
-    /// Bad input: they cannot be created.
-    pub fn create_addresses(&self) -> Result<()> {
+    /// Creates the directories that addresses name, so that nobody else does. Who uses one that cannot be created says so.
+    pub fn create_addresses(&self) {
         let addresses = [&self.url, &self.upload].into_iter().flatten();
         for dir in addresses.filter_map(StoreUrl::directory) {
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-            made.map_err(|error| bad_input(anyhow!("cannot create {}: {error}", dir.display())))?;
+            if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(&dir) {
+                tracing::debug!("cannot create {}: {error}", dir.display());
+            }
         }
-        Ok(())
     }
 
     /// The directory for images of the job's memory that do not fit into memory, if they may be on disk. They are not

@@ -66,7 +66,7 @@ impl Root {
         options.check_trust()?;
         options.upload.as_ref().map_or(Ok(()), |url| options.check_address(url))?;
         refuse_to_shut_out(options)?;
-        options.create_addresses()?;
+        options.create_addresses();
         let Some(url) = &options.url else {
             let local = trusted(options, StoreRoot::open_or_create)??;
             return Ok(Self { key: options.key.clone(), local, remote: None });
