@@ -7,7 +7,7 @@ use crate::store::tiers::{self, REMOTE};
 use crate::sys::error::{EXIT_NEGATIVE, EXIT_OWN, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_object_medium::Options;
-use ckpt_snapshot::{JobDir, Marks, SnapshotId};
+use ckpt_snapshot::{JobDir, Marks, ReadError, SnapshotId};
 
 /// Adds a tag to a snapshot. It moves from another snapshot of the job: a tag names one.
 ///
@@ -116,10 +116,13 @@ fn refuse_deleted(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<()> 
         Ok(records.record()?.is_some_and(|record| record.deleted.contains(&id.sequence())))
     };
     let store = tiers::open(&config.store, job)?;
-    let has = |tier| store.tier(tier).is_ok_and(|tier| tier.store().manifest(id).is_ok());
+    let has = |tier: &str| {
+        let found = store.tier(tier).map(|tier| tier.store().manifest(id));
+        found.is_ok_and(|manifest| !matches!(manifest, Err(ReadError::Missing(_))))
+    };
     let uploaded = tiers::uploaded_records(&config.store, job, Options::default())?;
     // The record names what was deleted last. What was deleted before is gone.
-    let is_kept_here = !is_deleted(job)? && has(tiers::home(&store));
+    let is_kept_here = !is_deleted(job)? && tiers::kept(&store).iter().any(|tier| has(tier));
     let is_deleted_there = uploaded.as_ref().map(is_deleted).transpose()?.unwrap_or_default();
     let is_kept_there = uploaded.is_some() && !is_deleted_there && has(REMOTE);
     let too_late = "--keep did not keep it, and the mark has come too late";
