@@ -125,21 +125,6 @@ impl Marks {
         }
     }
 
-    /// Whether any snapshot has a tag.
-    #[must_use]
-    pub fn has_tags(&self) -> bool {
-        self.snapshots.values().any(|mark| !mark.tags.is_empty())
-    }
-
-    /// The tags that name other snapshots in `shared`, with the snapshots that have them here.
-    #[must_use]
-    pub fn moved_tags(&self, shared: &Self) -> Vec<(SnapshotId, String)> {
-        let tags = self.snapshots.iter().flat_map(|(id, mark)| mark.tags.iter().map(move |tag| (id, tag)));
-        let is_elsewhere =
-            |(id, tag): &(&SnapshotId, &String)| shared.tagged(tag.as_str()).any(|other| other != *id);
-        tags.filter(is_elsewhere).map(|(id, tag)| (id.clone(), tag.clone())).collect()
-    }
-
     /// Removes a tag. Returns whether the snapshot had it.
     pub fn untag(&mut self, id: &SnapshotId, tag: &str) -> bool {
         let was_there = self.snapshots.get_mut(id).is_some_and(|mark| mark.tags.remove(tag));

@@ -25,7 +25,7 @@ pub fn tag(config: &Config, text: &str, tag: &str) -> Result<i32> {
                 format!(", and no longer keeps {other} from being pruned")
             } else {
                 format!(
-                    ". The machine that had set it keeps {other} (`ckpt-run unpin --all-machines {other}`)"
+                    ". The machine that had set it keeps {other}, until `ckpt-run unpin --all-machines {other}` there"
                 )
             }
         );

@@ -6,7 +6,7 @@ use crate::persist::copier::{Copier, CopyControl, CopyParts};
 use crate::store::marks;
 use crate::store::tiers::{self, DISK, REMOTE};
 use anyhow::Result;
-use ckpt_snapshot::{SnapshotId, Store, faults};
+use ckpt_snapshot::{SnapshotId, faults};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -117,30 +117,11 @@ impl Work {
         Ok(())
     }
 
-    /// Removes tags here that another machine has given to another snapshot since, so that they keep nothing any more.
-    fn drop_moved_tags(&self, remote: &dyn Store) -> Result<()> {
-        let (dir, marks) = (&self.parts.dir, self.parts.dir.marks()?);
-        let Some(handover) = self.handover.as_deref().filter(|_| marks.has_tags()) else { return Ok(()) };
-        for (id, tag) in marks.moved_tags(&handover.records().marks()?) {
-            let is_kept = dir.change_marks(|marks| {
-                marks.untag(&id, &tag);
-                marks.is_kept(&id)
-            })?;
-            tracing::info!("another machine has moved the tag {tag}: it does not keep {id} any more");
-            if !is_kept {
-                remote.unpin(&id, Some(&dir.keeper()?))?;
-            }
-        }
-        Ok(())
-    }
-
     /// Prunes the object store after the upload of `id`.
     fn prune(&self, id: &SnapshotId, cancel: &AtomicBool) -> Result<()> {
         let CopyParts { store, dir, retention, status, ownership } = &self.parts;
         let history = tiers::history(dir, status.last_progress_unix_ms())?;
-        let remote = store.tier(REMOTE)?.store();
-        self.drop_moved_tags(remote)?;
-        let marks = dir.marks()?;
+        let (marks, remote) = (dir.marks()?, store.tier(REMOTE)?.store());
         // Other machines prune the object store too. A snapshot may have been marked while it could not be reached.
         let (pins, keeper) = (remote.pins()?, dir.keeper()?);
         let is_told = |id: &SnapshotId| pins.get(id).is_some_and(|keepers| keepers.contains(&keeper));
