@@ -279,14 +279,12 @@ impl<'a> Planner<'a> {
         self.present.touched.is_none() && !self.present.rules.assumes_changes()
     }
 
-    /// Notes a file that may have been changed by the job, and stays as it is.
-    fn leave_alone(&mut self, path: &str, now: &Identity) {
+    /// Whether it is not known who made a change.
+    fn is_doubtful(&self, path: &str, changed_ns: i64) -> bool {
         let is_auto = self.present.rules.coverage == Coverage::Auto;
         let is_told = self.present.touched.is_some() || is_auto && self.is_unattributed();
-        let is_changed = may_be_since(now.changed_ns, self.inventory.recorded_ns);
-        if is_told && is_changed && self.may_be_unrecorded(path, now.changed_ns) {
-            self.plan.left_alone.push(path.to_owned());
-        }
+        let is_changed = may_be_since(changed_ns, self.inventory.recorded_ns);
+        is_told && is_changed && self.may_be_unrecorded(path, changed_ns)
     }
 
     /// Whether a change is among those that were reported, or made by an interrupted resume.
@@ -320,9 +318,7 @@ impl<'a> Planner<'a> {
         if now.is_some_and(|now| self.touched_inodes.contains(&now.ino())) {
             return true;
         }
-        // Its directory may be gone as well.
-        let parent = || path.ancestors().skip(1).find_map(|dir| fs::symlink_metadata(dir).ok());
-        let changed = now.cloned().or_else(parent).map_or(0, |meta| Identity::of(&meta).changed_ns);
+        let changed = changed_ns(path, now);
         let (name, is_kept) = (path.to_string_lossy(), self.is_in_same_directory(path));
         match self.present.touched {
             // More likely than the job's first change of a file, just before it was killed, is a person's just after.
@@ -442,11 +438,19 @@ impl<'a> Planner<'a> {
     fn entry(&mut self, path: PathBuf, entry: &Entry) {
         let now = fs::symlink_metadata(&path).ok();
         let is_required = entry.written || entry.is_open;
-        if !is_required && !self.is_changed_by_job(&path, now.as_ref()) {
-            if let Some(now) = now.filter(|now| !now.is_dir()) {
-                self.leave_alone(&path.to_string_lossy(), &Identity::of(&now));
+        let is_by_job = is_required || self.is_changed_by_job(&path, now.as_ref());
+        if !is_by_job {
+            let name = path.to_string_lossy();
+            if now.as_ref().is_some_and(Metadata::is_dir)
+                || !self.is_doubtful(&name, changed_ns(&path, now.as_ref()))
+            {
+                return;
             }
-            return;
+            // Nothing is lost if a file comes back that a person has deleted.
+            if now.is_some() || self.is_unattributed() {
+                self.plan.left_alone.push(name.into_owned());
+                return;
+            }
         }
         let is_other_kind = now.as_ref().is_some_and(|now| match &entry.kind {
             Kind::File(_) => !now.is_file(),
@@ -459,7 +463,7 @@ impl<'a> Planner<'a> {
         }
         let now = now.filter(|_| !is_other_kind);
         match &entry.kind {
-            Kind::File(copies) => self.file(path, entry, copies, now.as_ref()),
+            Kind::File(copies) => self.file(path, entry, copies, now.as_ref(), is_by_job),
             Kind::Directory => {
                 let is_right = |now: &Metadata| {
                     !is_required
@@ -484,7 +488,15 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn file(&mut self, path: PathBuf, entry: &Entry, copies: &Copies, now: Option<&Metadata>) {
+    /// `is_by_job`: what cannot be put back is refused.
+    fn file(
+        &mut self,
+        path: PathBuf,
+        entry: &Entry,
+        copies: &Copies,
+        now: Option<&Metadata>,
+        is_by_job: bool,
+    ) {
         let then = &entry.identity;
         let present = now.map(Identity::of);
         // Nobody looked at it after the last tick of the file system's clock.
@@ -517,6 +529,7 @@ impl<'a> Planner<'a> {
                 }
                 self.plan.files.insert(path, (entry.clone(), action));
             }
+            None if !is_by_job => self.plan.left_alone.push(path.to_string_lossy().into_owned()),
             None if self.present.rules.coverage == Coverage::Lenient && !entry.is_open => {
                 tracing::warn!(
                     "{}: the job has changed this file since the snapshot, and the snapshot does not have its content. It stays as it is (--files lenient)",
@@ -594,7 +607,9 @@ impl<'a> Planner<'a> {
             };
             let is_by_job = is_by_job && is_changed;
             if !is_by_job {
-                self.leave_alone(&path, &identity);
+                if self.is_doubtful(&path, identity.changed_ns) {
+                    self.plan.left_alone.push(path);
+                }
                 continue;
             }
             if self.plan.has_source(full) || self.plan.has_aside_above(full) {
@@ -645,6 +660,12 @@ impl<'a> Planner<'a> {
         self.missing_directories();
         Ok(self.plan)
     }
+}
+
+/// When a file was changed last, or its directory if it is gone. That may be gone as well.
+fn changed_ns(path: &Path, now: Option<&Metadata>) -> i64 {
+    let above = || path.ancestors().skip(1).find_map(|dir| fs::symlink_metadata(dir).ok());
+    now.cloned().or_else(above).map_or(0, |meta| Identity::of(&meta).changed_ns)
 }
 
 /// The first of these names.

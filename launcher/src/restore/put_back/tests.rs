@@ -526,6 +526,37 @@ fn a_change_in_the_last_moments_is_told() {
     assert!(plan.is_empty() && plan.left_alone.is_empty(), "all is recorded: {plan:?}");
 }
 
+/// The job may have deleted files in the last moments, of which records may be missing: what can come back does.
+#[test]
+fn a_file_that_is_deleted_in_the_last_moments_comes_back() {
+    let mut job = Job::new(1 << 30);
+    let path = |job: &Job, name: &str| job.path(name).to_str().unwrap().to_owned();
+    for name in ["log", "old", "moved"] {
+        job.write(name, name);
+    }
+    job.write("large", "x".repeat(2 << 20));
+    symlink("old", job.path("latest")).unwrap();
+    job.touched = Some([path(&job, "log")].into());
+    let snapshot = job.capture(&[], &[]);
+    let recorded_ns = nanoseconds(SystemTime::now());
+    std::thread::sleep(Duration::from_millis(30));
+    for name in ["old", "large", "latest"] {
+        fs::remove_file(job.path(name)).unwrap();
+    }
+    fs::rename(job.path("moved"), job.path("elsewhere")).unwrap();
+    let alive = |known_until_ns| LastAlive { until_ns: i64::MAX, known_until_ns, ..LastAlive::default() };
+    let plan = job.plan_after(&snapshot, alive(i64::MAX)).unwrap();
+    assert!(plan.is_empty() && plan.left_alone.is_empty(), "all is recorded: {plan:?}");
+    let plan = job.plan_after(&snapshot, alive(recorded_ns)).unwrap();
+    assert_eq!(plan.left_alone, [path(&job, "large")], "the snapshot does not have it");
+    let planned: Vec<_> = plan.files.iter().map(|(path, (_, action))| (path.clone(), action)).collect();
+    let [(moved, FileAction::Move(from)), (old, FileAction::Replace { at: None, .. })] = &planned[..] else {
+        panic!("{planned:?}")
+    };
+    assert_eq!([moved, from, old], ["moved", "elsewhere", "old"].map(|name| job.path(name)).each_ref());
+    assert!(plan.symlinks.contains_key(&job.path("latest")) && plan.aside.is_empty(), "{plan:?}");
+}
+
 /// Another machine: what was written since the snapshot is not known.
 #[test]
 fn only_known_files_are_put_back_where_nothing_is_recorded() {
