@@ -266,9 +266,9 @@ pub enum SaveError {
         "there is a snapshot {0} already: another ckpt-run writes to the same job in the same store. Let one of them end, or give one of them a name of its own with --job NAME"
     )]
     Taken(String),
-    /// Another process removed chunks that the snapshot shares with older ones.
+    /// Another process removes chunks that the snapshot shares with older ones.
     #[error(
-        "the snapshot {0} was not saved: another ckpt-run removed packs from the same store at the same time. Run `ckpt-run checkpoint`, or wait for the next checkpoint: it stores what is missing"
+        "the snapshot {0} was not saved: another ckpt-run is deleting packs of the same store. Run `ckpt-run checkpoint`, or wait for the next checkpoint: it stores what is missing"
     )]
     Overtaken(String),
     /// The store's indexes or manifests cannot be read.

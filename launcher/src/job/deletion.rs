@@ -16,7 +16,7 @@ use std::io;
 use std::sync::Arc;
 
 /// Folders of the objects of a job, in the order in which they are deleted: a snapshot exists as long as its manifest.
-const FOLDERS: [&str; 4] = ["manifests", "packs", "pins", "marks"];
+const FOLDERS: [&str; 5] = ["manifests", "packs", "pins", "marks", "tombstones"];
 /// The folder of the record.
 const RECORD: &str = "job";
 /// What is deleted last of the job's directory.

@@ -141,23 +141,26 @@ impl ChunkIndex {
         }
     }
 
-    /// Whether the chunk is in a pack.
+    /// Whether the chunk is in a pack that is not one of these.
     #[must_use]
-    pub fn has(&self, id: &ChunkId) -> bool {
-        self.chunks.contains_key(id)
+    pub fn has_outside(&self, id: &ChunkId, packs: &HashSet<PackId>) -> bool {
+        self.locations(id).iter().any(|location| !packs.contains(&location.pack))
     }
 
-    /// The data files of a snapshot with a chunk that no pack has, once for each such chunk.
-    pub fn lacking<'a>(&'a self, manifest: &'a Manifest) -> impl Iterator<Item = &'a DataFile> {
-        manifest.files.iter().flat_map(move |file| {
-            let lacking = file.chunks.iter().filter(|chunk| !chunk.id.is_zeroes() && !self.has(&chunk.id));
-            lacking.map(move |_| file)
-        })
+    /// The data files of a snapshot with a chunk that no pack has but these, once for each such chunk.
+    pub fn lacking<'a>(
+        &'a self,
+        manifest: &'a Manifest,
+        packs: &'a HashSet<PackId>,
+    ) -> impl Iterator<Item = &'a DataFile> {
+        let is_lacking = |id: &ChunkId| !id.is_zeroes() && !self.has_outside(id, packs);
+        let each = manifest.files.iter().flat_map(|file| file.chunks.iter().map(move |chunk| (file, chunk)));
+        each.filter(move |(_, chunk)| is_lacking(&chunk.id)).map(|(file, _)| file)
     }
 
-    /// Whether the chunk is in a pack with this length.
+    /// Whether the chunk has this length.
     #[must_use]
-    pub fn has_of(&self, id: &ChunkId, bytes: usize) -> bool {
+    pub fn is_of(&self, id: &ChunkId, bytes: usize) -> bool {
         self.locations(id).first().is_some_and(|location| location.entry.raw_bytes as usize == bytes)
     }
 

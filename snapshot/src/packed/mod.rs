@@ -15,6 +15,7 @@ mod reclaim;
 mod save;
 mod scrub;
 mod source;
+mod tombstones;
 
 pub use scrub::{Repaired, Scrubbed};
 
@@ -53,9 +54,10 @@ pub struct Limits {
     /// Keeps the durable packs of a failed or interrupted save, so that a retry need not write them again.
     /// [`Store::reclaim`] removes them if no snapshot uses them. For media with slow writes.
     pub keeps_unfinished: bool,
-    /// Several machines may write to the store concurrently, without a common lock. [`Store::sweep`] and
-    /// [`Store::reclaim`] then keep packs younger than this that another [`PackStore`] has written: their snapshot may
-    /// be about to be committed. `None` if all writers hold the job's lock.
+    /// Several machines may write to the store concurrently, without a common lock. Packs are deleted with a tombstone then
+    /// (`tombstones`). [`Store::sweep`] and [`Store::reclaim`] keep packs younger than this that another [`PackStore`] has
+    /// written: their snapshot may be about to be committed, and would be taken back. `None` if all writers hold the job's
+    /// lock.
     pub shared: Option<Duration>,
 }
 

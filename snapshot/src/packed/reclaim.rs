@@ -7,12 +7,14 @@
 //!   at once as there is free space for. Each round frees space for the next, so this works on an almost full disk.
 //!
 //! Copying runs concurrently with a save. Deletion waits until no save is running and then rescans the manifests: a save
-//! may have reused a chunk that was garbage before.
+//! may have reused a chunk that was garbage before. Saves of other machines are not waited for: see
+//! [`super::tombstones`].
 
 use super::PackStore;
 use super::chunk_index::{ChunkIndex, Location};
 use super::chunks::{Buffers, Chunks};
 use super::packer::Packer;
+use super::tombstones::{self, Tombstone};
 use crate::chunk::ChunkId;
 use crate::pack::{Index, PackId, packs_dir};
 use crate::read_failure::{ReadFailure, classify};
@@ -36,10 +38,8 @@ struct Live {
 }
 
 impl Live {
-    /// Adds the chunks of all snapshots that were not scanned yet. Snapshots that are removed later still count. Returns
-    /// the chunks that were not live before.
-    fn scan(&mut self, store: &PackStore) -> Result<Vec<ChunkId>, SaveError> {
-        let mut fresh = Vec::new();
+    /// Adds the chunks of all snapshots that were not scanned yet. Snapshots that are removed later still count.
+    fn scan(&mut self, store: &PackStore) -> Result<(), SaveError> {
         for id in store.ids()? {
             if self.scanned.contains(&id) {
                 continue;
@@ -47,8 +47,7 @@ impl Live {
             match store.manifest(&id) {
                 Ok(manifest) => {
                     let chunks = manifest.files.iter().flat_map(|file| &file.chunks).map(|chunk| chunk.id);
-                    let new = chunks.filter(|id| !id.is_zeroes() && self.chunks.insert(*id));
-                    fresh.extend(new);
+                    self.chunks.extend(chunks.filter(|id| !id.is_zeroes()));
                 }
                 Err(ReadError::Missing(_)) => continue,
                 // Its chunks cannot be determined any more.
@@ -59,7 +58,7 @@ impl Live {
             }
             self.scanned.insert(id);
         }
-        Ok(fresh)
+        Ok(())
     }
 }
 
@@ -90,15 +89,8 @@ impl PackUse {
 /// See [`crate::Store::reclaim_until`].
 pub fn reclaim(store: &PackStore, cancel: &AtomicBool) -> Result<Reclaimed, SaveError> {
     let _alone = store.reclaiming.lock();
-    let mut work = Work {
-        store,
-        cancel,
-        live: Live::default(),
-        fresh: HashSet::new(),
-        copied: HashSet::new(),
-        chunks: Chunks::new(store),
-        done: Reclaimed::default(),
-    };
+    let mut work =
+        Work { store, cancel, live: Live::default(), chunks: Chunks::new(store), done: Reclaimed::default() };
     work.live.scan(store)?;
     store.refresh()?;
     let packs = work.pack_use()?;
@@ -121,10 +113,6 @@ struct Work<'a> {
     store: &'a PackStore,
     cancel: &'a AtomicBool,
     live: Live,
-    /// Chunks that became live after the packs to delete were chosen.
-    fresh: HashSet<ChunkId>,
-    /// Chunks that were copied to new packs.
-    copied: HashSet<ChunkId>,
     chunks: Chunks<'a>,
     done: Reclaimed,
 }
@@ -147,13 +135,19 @@ impl Work<'_> {
             }
         }
         let young = young(self.store).map_err(self.failed("list", &packs_dir()))?;
+        let leaving = match self.store.limits.shared {
+            Some(_) => tombstones::packs(self.store, None)?,
+            None => HashSet::new(),
+        };
         Ok(self.store.with_index(|index| {
             let new = |pack_bytes| PackUse { pack_bytes, ..PackUse::default() };
             let mut packs: BTreeMap<_, _> =
                 index.packs().iter().map(|(pack, &bytes)| (*pack, new(bytes))).collect();
             for id in &self.live.chunks {
-                // Of several intact copies, the first one is live.
-                let Some(location) = index.locations(id).first() else { continue };
+                // Of several intact copies, the first one is live that nobody is about to delete.
+                let copies = index.locations(id);
+                let stays = |copy: &&Location| !leaving.contains(&copy.pack);
+                let Some(location) = copies.iter().find(stays).or(copies.first()) else { continue };
                 let pack_use = packs.get_mut(&location.pack).expect("the index has its pack");
                 pack_use.live_bytes += u64::from(location.entry.stored_bytes);
                 pack_use.live.push(*location);
@@ -238,8 +232,7 @@ impl Work<'_> {
     /// Copies the live chunks of the packs `now` to new packs, which are then durable and indexed. Returns the packs that
     /// are garbage now.
     fn copy(&mut self, packs: &BTreeMap<PackId, PackUse>, now: &[PackId]) -> Result<Vec<PackId>, SaveError> {
-        let (mut copied, mut garbage) = (HashSet::new(), Vec::new());
-        let mut packer = None;
+        let (mut garbage, mut packer) = (Vec::new(), None);
         let mut buffers = Buffers::new();
         for pack in now {
             if self.cancel.load(Ordering::Relaxed) {
@@ -252,7 +245,6 @@ impl Work<'_> {
                 match self.chunks.read(location, &mut buffers) {
                     Ok(content) => {
                         self.append(&mut packer, location, content)?;
-                        copied.insert(location.entry.id);
                     }
                     Err(error) if classify(&error) == ReadFailure::Access => {
                         return Err(self.failed("read", &pack.pack())(error));
@@ -274,7 +266,6 @@ impl Work<'_> {
             }
         }
         self.finish(packer)?;
-        self.copied.extend(copied);
         Ok(garbage)
     }
 
@@ -318,29 +309,36 @@ impl Work<'_> {
         if packs.is_empty() {
             return Ok(());
         }
-        let _no_save = self.store.saving.lock();
-        self.fresh.extend(self.live.scan(self.store)?);
-        let _removing = self.store.removing.lock();
-        let still_used: HashSet<PackId> = self.store.with_index(|index| {
-            let found = self.fresh.difference(&self.copied).flat_map(|id| index.locations(id));
-            found.map(|location| location.pack).collect()
-        })?;
-        let garbage: HashMap<PackId, u64> = self.store.with_index(|index| {
+        let store = self.store;
+        let _no_save = store.saving.lock();
+        let tombstone = store.limits.shared.map(|_| Tombstone::set(store, packs)).transpose()?;
+        // Packs with the copies of what is live may be about to go, too.
+        let mut leaving: HashSet<PackId> = packs.iter().copied().collect();
+        if tombstone.is_some() {
+            leaving.extend(tombstones::packs(store, tombstone.as_ref())?);
+            store.refresh()?;
+        }
+        self.live.scan(store)?;
+        let _removing = store.removing.lock();
+        let garbage: HashMap<PackId, u64> = store.with_index(|index| {
+            let needed = self.live.chunks.iter().filter(|id| !index.has_outside(id, &leaving));
+            let still_used: HashSet<_> =
+                needed.flat_map(|id| index.locations(id)).map(|location| location.pack).collect();
             let garbage = packs.iter().filter(|pack| !still_used.contains(pack));
             garbage.filter_map(|pack| Some((*pack, index.pack_bytes(pack)?))).collect()
         })?;
         // The next save must not find them in the index.
-        self.store.change_index(|index| index.forget_packs(&garbage.keys().copied().collect()));
+        store.change_index(|index| index.forget_packs(&garbage.keys().copied().collect()));
         for (pack, pack_bytes) in garbage {
-            let failed = |name: &RelPath| self.failed("remove", name);
-            tracing::debug!("removing {}", self.store.medium.describe(&pack.pack()));
+            let failed = |name: &RelPath| store.failed("remove", name);
+            tracing::debug!("removing {}", store.medium.describe(&pack.pack()));
             faults::hit("reclaim-remove").map_err(failed(&pack.index()))?;
-            self.store.medium.remove(&pack.index()).map_err(failed(&pack.index()))?;
+            store.medium.remove(&pack.index()).map_err(failed(&pack.index()))?;
             faults::hit("reclaim-between").map_err(failed(&pack.pack()))?;
-            self.store.medium.remove(&pack.pack()).map_err(failed(&pack.pack()))?;
+            store.medium.remove(&pack.pack()).map_err(failed(&pack.pack()))?;
             self.done.freed_bytes += pack_bytes;
         }
-        Ok(())
+        tombstone.map_or(Ok(()), |tombstone| tombstone.remove(store))
     }
 }
 
@@ -379,7 +377,7 @@ fn lacks_chunks(store: &PackStore) -> Result<bool, SaveError> {
             Err(ReadError::Damaged { .. } | ReadError::Hostile { .. }) => return Ok(true),
             manifest => manifest?,
         };
-        if store.with_index(|index| index.lacking(&manifest).next().is_some())? {
+        if store.with_index(|index| index.lacking(&manifest, &HashSet::new()).next().is_some())? {
             return Ok(true);
         }
     }
@@ -393,20 +391,27 @@ pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
     let folder = packs_dir();
     let failed = |name: &RelPath| store.failed("sweep", name);
     let mut swept = store.medium.sweep(store.limits.shared.unwrap_or_default()).map_err(failed(&folder))?;
-    let listed = store.medium.list(&folder).map_err(failed(&folder))?;
-    // After the listing: a concurrent writer creates the pack first and its index next.
-    let young = young(store).map_err(failed(&folder))?;
-    let named = |suffix| -> HashSet<PackId> {
-        listed.iter().filter_map(|(name, _)| name.strip_suffix(suffix).and_then(PackId::parse)).collect()
-    };
-    let without_index: Vec<_> =
-        named(".pack").difference(&named(".index")).filter(|pack| !young.contains(pack)).copied().collect();
-    if !without_index.is_empty() && lacks_chunks(store)? {
+    let is_shared = store.limits.shared.is_some();
+    if is_shared {
+        swept.extend(tombstones::sweep(store)?);
+    }
+    let mut without_index = without_index(store)?;
+    if without_index.is_empty() {
+        return Ok(swept);
+    }
+    if lacks_chunks(store)? {
         tracing::warn!(
             "{} packs without an index are kept, since a snapshot lacks data that may be in them: `ckpt-run repair`",
             without_index.len()
         );
         return Ok(swept);
+    }
+    let set = || Tombstone::set(store, &without_index.iter().copied().collect::<Vec<_>>());
+    let tombstone = is_shared.then(set).transpose()?;
+    if is_shared {
+        // An index that comes later is that of a snapshot that is taken back.
+        let still: HashSet<_> = self::without_index(store)?;
+        without_index.retain(|pack| still.contains(pack));
     }
     for pack in without_index {
         let name = pack.pack();
@@ -414,5 +419,19 @@ pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
         store.medium.remove(&name).map_err(failed(&name))?;
         swept.push(name.to_string());
     }
+    tombstone.map_or(Ok(()), |tombstone| tombstone.remove(store))?;
     Ok(swept)
+}
+
+/// The packs without an index that are not too young.
+fn without_index(store: &PackStore) -> Result<HashSet<PackId>, SaveError> {
+    let folder = packs_dir();
+    let failed = || store.failed("sweep", &folder);
+    let listed = store.medium.list(&folder).map_err(failed())?;
+    // After the listing: a concurrent writer creates the pack first and its index next.
+    let young = young(store).map_err(failed())?;
+    let named = |suffix| -> HashSet<PackId> {
+        listed.iter().filter_map(|(name, _)| name.strip_suffix(suffix).and_then(PackId::parse)).collect()
+    };
+    Ok(named(".pack").difference(&named(".index")).filter(|pack| !young.contains(pack)).copied().collect())
 }

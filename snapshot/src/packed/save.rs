@@ -1,11 +1,12 @@
 //! Saving: several threads each take the next chunk, read it into the block of their own pack, hash it, and keep it if
 //! it is new.
 
+use super::chunk_index::ChunkIndex;
 use super::packer::Packer;
-use super::{PackStore, on_threads};
+use super::{PackStore, on_threads, tombstones};
 use crate::chunk::{Chunk, ChunkId, is_zeroes};
 use crate::medium::read_all;
-use crate::pack::{Index, packs_dir};
+use crate::pack::{Index, PackId, packs_dir};
 use crate::store::{Input, ProgressFn, SnapshotWriter, Store};
 use crate::{DataFile, Manifest, RelPath, SaveError, SnapshotId, faults, sealed};
 use parking_lot::{Mutex, MutexGuard};
@@ -34,6 +35,8 @@ pub struct Saving<'a> {
 struct Common<'a> {
     store: &'a PackStore,
     needed_bytes: u64,
+    /// Packs that somebody is about to delete: their chunks are stored anew.
+    leaving: HashSet<PackId>,
     /// Chunks that this snapshot has added.
     new_chunks: Mutex<HashSet<ChunkId>>,
     stored_bytes: AtomicU64,
@@ -45,10 +48,11 @@ impl<'a> Saving<'a> {
     /// Waits for the save lock and begins the snapshot `id`; see [`crate::Store::begin`].
     pub fn begin(store: &'a PackStore, id: &SnapshotId, needed_bytes: u64) -> Result<Self, SaveError> {
         let lock = store.saving.lock();
-        if store.limits.shared.is_some() {
+        let leaving = match store.limits.shared {
             // Another machine may have removed packs.
-            store.refresh()?;
-        }
+            Some(_) => store.refresh().and_then(|()| tombstones::packs(store, None))?,
+            None => HashSet::new(),
+        };
         store.with_index(|_| ())?;
         let wanted_bytes = needed_bytes.min(expected_bytes(store, needed_bytes)?);
         let wanted_bytes = wanted_bytes + (wanted_bytes / 8).max(SPARE_MIN_BYTES);
@@ -62,6 +66,7 @@ impl<'a> Saving<'a> {
         let common = Common {
             store,
             needed_bytes: wanted_bytes,
+            leaving,
             new_chunks: Mutex::default(),
             stored_bytes: AtomicU64::new(0),
             changed_bytes: AtomicU64::new(0),
@@ -92,9 +97,9 @@ impl Common<'_> {
         }
     }
 
-    /// Claims a chunk. Returns whether the caller must store it: no pack has it, and no other thread has claimed it.
+    /// Claims a chunk. Returns whether the caller must store it: no pack that stays has it, and no other thread has claimed it.
     fn claim(&self, id: ChunkId) -> Result<bool, SaveError> {
-        if self.store.with_index(|index| index.has(&id))? {
+        if self.store.with_index(|index| index.has_outside(&id, &self.leaving))? {
             return Ok(false);
         }
         Ok(self.new_chunks.lock().insert(id))
@@ -102,7 +107,8 @@ impl Common<'_> {
 
     /// Whether the store has a chunk of this name and length, which a source has named without reading it.
     fn is_there(&self, id: &ChunkId, bytes: usize) -> Result<bool, SaveError> {
-        Ok(id.is_zeroes() || self.store.with_index(|index| index.has_of(id, bytes))?)
+        let is_there = |index: &ChunkIndex| index.is_of(id, bytes) && index.has_outside(id, &self.leaving);
+        Ok(id.is_zeroes() || self.store.with_index(is_there)?)
     }
 
     /// Stores the chunk `task` of `input`, if it is new.
@@ -246,12 +252,15 @@ impl Saving<'_> {
         Ok(())
     }
 
-    /// Checks after the commit that all chunks still exist. Another machine may have deleted shared chunks, since it
-    /// could not see before the commit that they are live. If a chunk is missing, removes the snapshot.
+    /// Checks after the commit that all chunks still exist, and that nobody is about to delete them: another machine could
+    /// not see before the commit that they are live. Otherwise removes the snapshot.
     fn confirm(&mut self, name: &RelPath, content: &[u8], manifest: &Manifest) -> Result<(), SaveError> {
         let store = self.common.store;
-        let is_there =
-            store.refresh().and_then(|()| store.with_index(|index| index.lacking(manifest).next().is_none()));
+        // In this order: a tombstone goes when its packs have gone.
+        let is_there = tombstones::packs(store, None).and_then(|leaving| {
+            store.refresh()?;
+            store.with_index(|index| index.lacking(manifest, &leaving).next().is_none())
+        });
         let failure = match is_there {
             Ok(true) => return Ok(()),
             Ok(false) => SaveError::Overtaken(self.id.to_string()),

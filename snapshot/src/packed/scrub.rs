@@ -11,7 +11,7 @@ use crate::read_failure::{ReadFailure, classify};
 use crate::store::{ProgressFn, Store};
 use crate::{Damage, ReadError, RelPath, SaveError, SnapshotId, sealed};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -183,8 +183,9 @@ impl Scrubbing<'_> {
             }
             manifest => manifest?,
         };
+        let none = HashSet::new();
         let lacking = self.store.with_index(|index| {
-            let mut lacking = index.lacking(&manifest);
+            let mut lacking = index.lacking(&manifest, &none);
             let first = lacking.next().map(|file| file.path.to_string());
             first.map(|first| (first, lacking.count() + 1))
         })?;
