@@ -43,6 +43,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Some dumps fail for a transient reason, such as a connection that is being established.
 const DUMP_TRIES: u32 = 3;
+/// Of the time for which the job may be paused, this part is left to stop a CRIU that is late: milliseconds, mostly.
+const CRIU_STOP_PART: u32 = 30;
 /// Unlinked files are saved up to 4 GiB, the largest limit that CRIU accepts.
 const GHOST_LIMIT_BYTES: u32 = u32::MAX;
 /// CRIU's value for "do not lock connections": both ends of the job's connections are frozen.
@@ -321,6 +323,8 @@ impl Attempt<'_> {
         let blocking = Instant::now();
         self.block_connections()?;
         let blocked = blocking.elapsed();
+        // A CRIU that is late is stopped within the job's time, too.
+        let deadline = deadline.checked_sub(self.freeze_timeout / CRIU_STOP_PART).unwrap_or(deadline);
         let (session, options) = self.start_dump(&images, work, tries, deadline)?;
         let parent_img = precopied.map(Precopied::parent);
         let options = Options { track_mem: parent_img.as_ref().map(|_| true), parent_img, ..options };
@@ -415,7 +419,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Stops a CRIU between two of its changes to the processes. When none comes, it is stopped all the same.
+    /// Stops a CRIU between two of its changes to the processes. When none comes, it is stopped all the same: later than
+    /// `--freeze-timeout` says, since a process may end then.
     pub(super) fn stop_criu(&self, criu_pid: i32) {
         let namespace = &self.parts.job.namespace;
         let (proc, end) = (self.proc(), Instant::now() + CRIU_STOP_TIMEOUT);
@@ -582,7 +587,7 @@ impl Attempt<'_> {
             .parts
             .job
             .stdio
-            .record(FROZEN_OUTPUT_TIMEOUT)
+            .record(FROZEN_OUTPUT_TIMEOUT.min(deadline.saturating_duration_since(Instant::now())))
             .map_err(|error| failed("cannot read the job's output", &error))?;
         let root = self.root();
         let links = links::find(&descriptors.links, &root)?;

@@ -105,6 +105,13 @@ functions! {
     ncclCommWindowDeregister: fn(Comm, usize);
 }
 
+functions! {
+    /// Those for ranks that do not answer, since 2.28.
+    OfFailures;
+    ncclCommShrink: fn(Comm, *const c_int, c_int, *mut Comm, *mut Config, c_int);
+    ncclCommRevoke: fn(Comm, c_int);
+}
+
 /// `ncclConfig_t` of version 2.17 and its first successors.
 #[repr(C)]
 pub struct Config {
@@ -157,6 +164,15 @@ pub fn nccl() -> Result<&'static Nccl> {
 pub fn of_memory() -> Result<&'static OfMemory> {
     static OF_MEMORY: OnceLock<std::result::Result<OfMemory, String>> = OnceLock::new();
     OF_MEMORY.get_or_init(OfMemory::load).as_ref().or_else(|error| skipped(format!("an older NCCL: {error}")))
+}
+
+/// The functions for ranks that do not answer, or the check is skipped.
+pub fn of_failures() -> Result<&'static OfFailures> {
+    static OF_FAILURES: OnceLock<std::result::Result<OfFailures, String>> = OnceLock::new();
+    OF_FAILURES
+        .get_or_init(OfFailures::load)
+        .as_ref()
+        .or_else(|error| skipped(format!("an older NCCL: {error}")))
 }
 
 /// Calls NCCL and gives its result. `in`: the table of the function.

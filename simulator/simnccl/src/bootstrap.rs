@@ -3,6 +3,9 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -12,6 +15,9 @@ use crate::types::{Error, Result, UniqueId, warn};
 const MAGIC: &[u8; 8] = b"SIMNCCL1";
 /// More ranks have no place in the tables of a communicator.
 pub(crate) const MAX_RANKS: usize = 64;
+/// How long ranks wait for the first one of those that are left of a communicator, and how often they look.
+const LEFT_LIMIT: Duration = Duration::from_secs(60);
+const LEFT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What a unique ID holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,6 +238,31 @@ impl Bootstrap {
     /// As [`Bootstrap::part`], for a rank that is in no part.
     pub(crate) fn no_part(&self) -> Result {
         self.all_gather(&[0; 6]).map(drop)
+    }
+
+    /// The connections among the ranks that are left when the others do not answer. The first of them has a socket whose
+    /// name all know, so they are on one machine. `members` as for [`Bootstrap::part`].
+    pub(crate) fn left(&self, members: &[usize], number: u64) -> Result<Self> {
+        let name = SocketAddr::from_abstract_name(format!("simnccl-left-{number:x}"))?;
+        let rank = members.iter().position(|member| *member == self.rank).ok_or(Error::InvalidArgument)?;
+        let (listener, address) = listen()?;
+        let mut first = address_bytes(address);
+        if rank == 0 {
+            let named = UnixListener::bind_addr(&name)?;
+            for _ in 1..members.len() {
+                named.accept()?.0.write_all(&first)?;
+            }
+        } else {
+            let until = Instant::now() + LEFT_LIMIT;
+            let mut named = loop {
+                match UnixStream::connect_addr(&name) {
+                    Err(_) if Instant::now() < until => std::thread::sleep(LEFT_POLL_INTERVAL),
+                    named => break named?,
+                }
+            };
+            named.read_exact(&mut first)?;
+        }
+        Self::join(&listener, address_of(&first), rank, members.len(), number)
     }
 
     /// Ends exchanges under way, of this rank and of those that wait for it.

@@ -121,7 +121,17 @@ pub(crate) fn by_handle(handle: *mut c_void) -> Result<Arc<Comm>> {
 /// Where a new communicator's connections come from.
 pub(crate) enum Origin {
     Root(Root),
-    Part { parent: Arc<Comm>, members: Vec<usize>, number: u64 },
+    Part {
+        parent: Arc<Comm>,
+        members: Vec<usize>,
+        number: u64,
+    },
+    /// As a part, but the other ranks do not answer.
+    Left {
+        parent: Arc<Comm>,
+        members: Vec<usize>,
+        number: u64,
+    },
 }
 
 fn word(address: u64) -> &'static AtomicU32 {
@@ -171,6 +181,9 @@ impl Comm {
             Origin::Root(root) => Bootstrap::meet(root, self.rank, self.ranks)?,
             Origin::Part { parent, members, number } => {
                 parent.connected()?.bootstrap.part(&members, number)?
+            }
+            Origin::Left { parent, members, number } => {
+                parent.connected()?.bootstrap.left(&members, number)?
             }
         };
         self.check_devices(&bootstrap)?;
@@ -294,10 +307,8 @@ impl Comm {
     /// Ends the communicator; `aborts`: also work that waits for peers.
     pub(crate) fn destroy(self: Arc<Self>, aborts: bool) -> Result {
         if aborts && let Some(connected) = self.connected.get() {
-            word(connected.control.address).store(1, Ordering::Release);
             connected.bootstrap.abort();
-            let limit = Instant::now() + ABORT_LIMIT;
-            connected.works.lock().wait_for_all(&connected.control, Some(limit));
+            connected.stop();
             self.is_finalized.store(true, Ordering::Release);
         }
         if !self.is_finalized.load(Ordering::Acquire) {
@@ -339,12 +350,50 @@ impl Comm {
         members.sort_unstable();
         let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
         let rank = members.iter().position(|member| *member == self.rank).ok_or(Error::InternalError)?;
-        let number = [u64::from(child) + 1, u64::from(colour.cast_unsigned())]
-            .iter()
-            .fold(bootstrap.number, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3));
+        let number = number_of(bootstrap.number, &[u64::from(child) + 1, u64::from(colour.cast_unsigned())]);
         let comm = Self::create(rank, members.len(), config)?;
         Ok(Some((comm, Origin::Part { parent: Arc::clone(self), members, number })))
     }
+
+    /// Stops all work, also what waits for peers. Nothing can be queued any more.
+    pub(crate) fn revoke(&self) -> Result {
+        self.connected()?.stop();
+        self.state.store(Error::InvalidUsage as u32, Ordering::Release);
+        Ok(())
+    }
+
+    /// A communicator without some ranks, which do not take part in this. `aborts`: work is stopped first.
+    pub(crate) fn shrink(
+        self: &Arc<Self>,
+        excluded: &[usize],
+        config: Config,
+        aborts: bool,
+    ) -> Result<(Arc<Self>, Origin)> {
+        if excluded.is_empty()
+            || excluded.contains(&self.rank)
+            || excluded.iter().any(|rank| *rank >= self.ranks)
+        {
+            warn("ncclCommShrink: no ranks to leave out, this rank, or one that there is not");
+            return Err(Error::InvalidArgument);
+        }
+        let connected = self.connected()?;
+        if aborts {
+            self.revoke()?;
+        }
+        let child = self.children.fetch_add(1, Ordering::AcqRel);
+        let members: Vec<usize> = (0..self.ranks).filter(|rank| !excluded.contains(rank)).collect();
+        let rank = members.iter().position(|member| *member == self.rank).ok_or(Error::InternalError)?;
+        let left = members.iter().fold(0, |left, member| left | 1 << *member);
+        // No split has this one.
+        let number = number_of(connected.bootstrap.number, &[u64::from(child) + 1, u64::MAX, left]);
+        let comm = Self::create(rank, members.len(), config)?;
+        Ok((comm, Origin::Left { parent: Arc::clone(self), members, number }))
+    }
+}
+
+/// The number of a communicator that is made of another one.
+fn number_of(parent: u64, words: &[u64]) -> u64 {
+    words.iter().fold(parent, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn code_of(code: u32) -> Result {
@@ -364,6 +413,12 @@ fn code_of(code: u32) -> Result {
 }
 
 impl Connected {
+    /// Ends all work, also what waits for peers.
+    fn stop(&self) {
+        word(self.control.address).store(1, Ordering::Release);
+        self.works.lock().wait_for_all(&self.control, Some(Instant::now() + ABORT_LIMIT));
+    }
+
     /// Puts work into a stream.
     fn launch(&self, work: &Work, stream: Stream) -> Result {
         for (to, from, bytes) in &work.copies {

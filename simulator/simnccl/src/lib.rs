@@ -35,6 +35,8 @@ use types::{Config, ConfigHead, DataType, Error, Reduction, Result, SUCCESS, Uni
 const VERSION: c_int = 22803;
 /// `NCCL_SPLIT_NOCOLOR`.
 const NO_COLOUR: c_int = -1;
+/// `NCCL_SHRINK_ABORT`.
+const SHRINK_ABORT: c_int = 1;
 
 type Handle = *mut c_void;
 type Code = u32;
@@ -150,6 +152,33 @@ exports! {
         // SAFETY: the program's out parameter.
         unsafe { write(out, handle) }?;
         part.map_or(Ok(()), |(comm, origin)| group::make(comm, origin))
+    }
+
+    /// Makes a communicator without some ranks, which do not call this.
+    fn ncclCommShrink(
+        parent: Handle, excluded: *const c_int, count: c_int, out: *mut Handle, config: *const ConfigHead, flags: c_int,
+    ) {
+        let parent = by_handle(parent)?;
+        let count = usize::try_from(count).map_err(|_| Error::InvalidArgument)?;
+        if out.is_null() || excluded.is_null() || flags & !SHRINK_ABORT != 0 {
+            return Err(Error::InvalidArgument);
+        }
+        // SAFETY: the program's array of so many ranks.
+        let excluded = unsafe { std::slice::from_raw_parts(excluded, count) }.iter();
+        let number = |rank: &c_int| usize::try_from(*rank).map_err(|_| Error::InvalidArgument);
+        let excluded = excluded.map(number).collect::<Result<Vec<_>>>()?;
+        // SAFETY: the program's structure.
+        let config = unsafe { Config::read(config, parent.config) }?;
+        let (comm, origin) = parent.shrink(&excluded, config, flags & SHRINK_ABORT != 0)?;
+        // SAFETY: the program's out parameter.
+        unsafe { write(out, comm.handle()) }?;
+        group::make(comm, origin)
+    }
+
+    /// Stops the communicator's work. It can only be shrunk or ended then.
+    fn ncclCommRevoke(comm: Handle, flags: c_int) {
+        let comm = by_handle(comm)?;
+        if flags == 0 { comm.revoke() } else { Err(Error::InvalidArgument) }
     }
 
     /// Waits for the communicator's work; nothing can be queued any more.

@@ -119,6 +119,14 @@ fn ranks_in_one_process_survive() {
     }
 }
 
+/// Ranks go on without two others, which keep their communicators: what they did not do together does not count.
+#[test]
+fn ranks_that_leave_others_out_survive() {
+    for variables in [AUTO, COPIED_BACK] {
+        ranks_of("leaves.c", 4, variables, 60 * kills()).survives(few_kills());
+    }
+}
+
 /// The launcher resumes the job when one of its ranks has been killed.
 #[test]
 fn a_killed_rank_is_resumed_with_all_others() {

@@ -220,7 +220,7 @@ exports! {
         let count = if excluded.is_null() { 0 } else { usize::try_from(excluded_count).unwrap_or(0) };
         // SAFETY: the program's array of so many ranks; an empty one where there is none.
         let excluded = if count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(excluded, count) } };
-        communicators::make(call, out, Some(of), || communicators::plan_shrunk(of, excluded), real)
+        communicators::shrink(call, of, excluded, flags, out, real)
     }
     fn ncclCommGrow(
         of: Communicator, ranks: c_int, id: *const UniqueId, rank: c_int, out: *mut Communicator, config: Pointer

@@ -21,6 +21,8 @@ use crate::cuda::elf;
 
 /// `NCCL_SPLIT_NOCOLOR`.
 const NO_COLOR: c_int = -1;
+/// A flag of `ncclCommShrink`: what is under way on the parent is stopped first.
+const SHRINK_ABORT: c_int = 1;
 
 /// A communicator that exists.
 #[derive(Clone)]
@@ -487,13 +489,35 @@ pub(super) fn abort(call: Call, of: Communicator, real: impl FnOnce() -> Status)
 pub(super) fn revoke(call: Call, of: Communicator, real: impl FnOnce() -> Status) -> Status {
     let _entered = enter(call, |_| Begun::Passes);
     let status = real();
+    stopped(of, status);
+    status
+}
+
+/// Makes a communicator without some of the ranks of another one. Those need not call it, so it is no step on that one.
+pub(super) fn shrink(
+    call: Call,
+    of: Communicator,
+    excluded: &[c_int],
+    flags: c_int,
+    out: *mut Communicator,
+    real: impl FnOnce() -> Status,
+) -> Status {
+    let status = make(call, out, Some(of), || plan_shrunk(of, excluded), real);
+    if flags & SHRINK_ABORT != 0 {
+        stopped(of, status);
+    }
+    status
+}
+
+/// A call has stopped what was under way on a communicator: some ranks may have made more steps on it than others. None of
+/// them count any more.
+fn stopped(of: Communicator, status: Status) {
     if (status == SUCCESS || status == IN_PROGRESS)
         && let Some(entry) = entry(of)
     {
         ranks().clock.retire(&entry);
         GENERATION.fetch_add(1, AcqRel);
     }
-    status
 }
 
 fn name(call: u32) -> &'static str {

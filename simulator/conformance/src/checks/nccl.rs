@@ -82,6 +82,16 @@ pub const CHECKS: &[Check] = &[
         || run("abort", 2, &[]),
     ),
     check(
+        "nccl/shrink",
+        "ranks go on without one that does not answer (source: user guide, ncclCommShrink)",
+        || run("shrink", 3, &[]),
+    ),
+    check(
+        "nccl/revoke",
+        "work of a revoked communicator ends, and it can be shrunk (source: header, ncclCommRevoke)",
+        || run("revoke", 3, &[]),
+    ),
+    check(
         "nccl/finalize",
         "nothing can be queued once it is finalized (source: user guide, ncclCommFinalize)",
         || run("finalize", 2, &[]),
@@ -124,6 +134,8 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("nonblocking", nonblocking),
     ("missing-peer", missing_peer),
     ("abort", abort),
+    ("shrink", |rank| shrink(rank, false)),
+    ("revoke", |rank| shrink(rank, true)),
     ("finalize", finalize),
     ("duplicate", duplicate),
     ("mismatch", mismatch),
@@ -522,6 +534,44 @@ fn abort(rank: &Rank) -> Result {
     }
     nccl_ok!(ncclCommAbort(comm));
     synchronized(stream)
+}
+
+/// The last rank never comes; the others stop what waits for it, and go on.
+fn shrink(rank: &Rank, is_revoked: bool) -> Result {
+    const SHRINK_ABORT: i32 = 1;
+    let comm = rank.connect()?;
+    let excluded = rank.count() - 1;
+    if rank.number() == excluded {
+        std::thread::sleep(Duration::from_millis(600));
+        nccl_ok!(ncclCommAbort(comm));
+        return Ok(());
+    }
+    let stream = gpu::stream()?;
+    let word = gpu::upload(&[1_i32])?;
+    nccl_ok!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
+    std::thread::sleep(Duration::from_millis(200));
+    ensure!(!is_done(stream)?, "the collective is done without its peer");
+    let mut left: Comm = std::ptr::null_mut();
+    if is_revoked {
+        expect_equal("revoked", nc!(in of_failures, ncclCommRevoke(comm, 0)), code::SUCCESS)?;
+        synchronized(stream)?;
+        ensure!(
+            nc!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream)) != code::SUCCESS,
+            "a collective was queued"
+        );
+    }
+    let (config, flags) = (std::ptr::null_mut(), if is_revoked { 0 } else { SHRINK_ABORT });
+    let made =
+        nc!(in of_failures, ncclCommShrink(comm, &raw const excluded, 1, &raw mut left, config, flags));
+    expect_equal("shrunk", made, code::SUCCESS)?;
+    expect_equal("rank and ranks", numbers_of(left)?, (rank.number(), excluded))?;
+    let word = gpu::upload(&[rank.number() + 1])?;
+    nccl_ok!(ncclAllReduce(word, word, 1, INT32, SUM, left, stream));
+    synchronized(stream)?;
+    gpu::expect_content(word, &[(1..=excluded).sum::<i32>()])?;
+    end(left)?;
+    nccl_ok!(ncclCommAbort(comm));
+    Ok(())
 }
 
 fn finalize(rank: &Rank) -> Result {
