@@ -12,22 +12,15 @@ pub struct Thread {
     group: Counts,
     /// Number of calls that the thread is in.
     calls: u32,
-    /// Whether it is a thread of NCCL.
-    is_library: bool,
 }
 
 impl Thread {
-    /// The thread belongs to NCCL: all its calls pass.
-    pub fn belongs_to_library(&mut self) {
-        self.is_library = true;
-    }
-
     /// A call begins. Whether it passes without being counted: another call of this thread, which is counted, has made
-    /// it, or the thread is one of NCCL's.
+    /// it.
     #[inline]
     pub fn enter(&mut self) -> bool {
         self.calls += 1;
-        self.calls > 1 || self.is_library
+        self.calls > 1
     }
 
     /// The call returns.
@@ -98,14 +91,11 @@ mod tests {
     }
 
     #[test]
-    fn calls_from_inside_calls_and_of_library_threads_pass() {
+    fn calls_from_inside_calls_pass() {
         let mut thread = Thread::default();
         assert!(!thread.enter() && thread.enter());
         thread.leave();
         thread.leave();
         assert!(!thread.enter());
-        let mut library = Thread::default();
-        library.belongs_to_library();
-        assert!(library.enter());
     }
 }

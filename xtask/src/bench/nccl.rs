@@ -76,6 +76,8 @@ struct Latency {
 #[derive(Serialize)]
 pub struct Report {
     all_reduce: Counter,
+    /// A group of one all-reduce.
+    wrapped: Counter,
     /// A group of two all-reduces on two communicators.
     group: Counter,
     /// A group of a send and a receive.
@@ -104,7 +106,8 @@ pub fn measure(args: &Args) -> Result<Report> {
     let captured = set_up(&bench, &target)?;
     let valgrind = process::find_program("valgrind");
     let counter = |kind: &str| counter(&bench, valgrind.as_deref(), kind);
-    let (all_reduce, group, exchange) = (counter("all-reduce")?, counter("group")?, counter("exchange")?);
+    let (all_reduce, wrapped) = (counter("all-reduce")?, counter("wrapped")?);
+    let (group, exchange) = (counter("group")?, counter("exchange")?);
     eprintln!("bench: launches of a graph with a collective");
     let launches = ["graphs", &LAUNCH_COUNT.to_string()];
     let (without_s, with_s) = bench.parts(LAUNCH_ROUNDS, &captured, &launches)?;
@@ -116,6 +119,7 @@ pub fn measure(args: &Args) -> Result<Report> {
     let cut: Result<_> = args.ranks.iter().map(|ranks| latency(&bench, *ranks, args.checkpoints)).collect();
     Ok(Report {
         all_reduce,
+        wrapped,
         group,
         exchange,
         graph_launch,

@@ -142,11 +142,14 @@ impl Group {
         self.makings.extend_from_slice(makings);
     }
 
-    /// Keeps memory of a group that is over for the next one.
-    fn reuse(&mut self, mut handles: Vec<usize>, mut makings: Vec<u64>) {
-        handles.clear();
-        makings.clear();
-        (self.handles, self.makings) = (handles, makings);
+    /// What the end of the group, which has returned this, has to see to: its communicators, and those that it makes.
+    fn over(&mut self, status: Status) -> (Vec<usize>, Vec<u64>) {
+        if status == SUCCESS && self.makings.is_empty() {
+            // Mostly. The memory is for the next group.
+            self.handles.clear();
+            return (Vec::new(), Vec::new());
+        }
+        (std::mem::take(&mut self.handles), std::mem::take(&mut self.makings))
     }
 }
 
@@ -276,11 +279,8 @@ pub(super) fn start_group(call: Call, real: impl FnOnce() -> Status) -> Status {
 
 /// The end of a group: if it is the outermost one, a step with all operations of the group.
 pub(super) fn end_group(call: Call, real: impl FnOnce() -> Status) -> Status {
-    let (mut handles, mut makings) = (Vec::new(), Vec::new());
     let mut entered = enter(call, |state| {
-        let group = state.group(call);
-        let Some(counts) = group.counts.end_group() else { return Begun::InGroup };
-        (handles, makings) = (std::mem::take(&mut group.handles), std::mem::take(&mut group.makings));
+        let Some(counts) = state.group(call).counts.end_group() else { return Begun::InGroup };
         if counts.is_empty() {
             return Begun::InGroup;
         }
@@ -289,11 +289,11 @@ pub(super) fn end_group(call: Call, real: impl FnOnce() -> Status) -> Status {
         Begun::Alone(in_call)
     });
     let status = real();
-    if let Begun::Alone(in_call) = std::mem::replace(&mut entered.begun, Begun::Passes) {
+    if let Begun::Alone(in_call) = std::mem::replace(&mut entered.begun, Begun::Passes)
+        && let Some(state) = entered.state
+    {
+        let (handles, makings) = state.borrow_mut().group(call).over(status);
         finish(call, status, in_call, &makings, &handles);
-        if let Some(state) = entered.state {
-            state.borrow_mut().group(call).reuse(handles, makings);
-        }
     }
     status
 }

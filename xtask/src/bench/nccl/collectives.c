@@ -1,5 +1,6 @@
-/* collectives all-reduce|group|exchange COUNT: makes an all-reduce, a group of two of them on two communicators, or a
- * group of a send and a receive so often; prints the nanoseconds of one, the fastest of 20 parts of the whole. */
+/* collectives all-reduce|wrapped|group|exchange COUNT: makes an all-reduce, a group of one all-reduce as PyTorch makes them, a
+ * group of two of them on two communicators, or a group of a send and a receive so often; prints the nanoseconds of one, the
+ * fastest of 20 parts of the whole. */
 #include "nccl.h"
 
 #define PARTS 20
@@ -13,6 +14,14 @@ static inline void reduce(ncclComm_t comm) {
 static void all_reduce(long calls) {
     for (long call = 0; call < calls; call++) {
         reduce(first);
+    }
+}
+
+static void wrapped(long calls) {
+    for (long call = 0; call < calls; call++) {
+        ncclGroupStart();
+        reduce(first);
+        ncclGroupEnd();
     }
 }
 
@@ -40,7 +49,8 @@ int main(int count, char **arguments) {
     }
     first = of_two_ranks();
     second = of_two_ranks();
-    void (*kind)(long) = arguments[1][0] == 'a' ? all_reduce : arguments[1][0] == 'g' ? group : exchange;
+    char of = arguments[1][0];
+    void (*kind)(long) = of == 'a' ? all_reduce : of == 'w' ? wrapped : of == 'g' ? group : exchange;
     long calls = atol(arguments[2]) / PARTS;
     double best_s = 1e30;
     for (int part = 0; part < PARTS; part++) {
