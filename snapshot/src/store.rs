@@ -67,6 +67,14 @@ pub trait Store: Debug + Send + Sync {
     /// If a step fails.
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError>;
 
+    /// Whether the store lacks data of a snapshot, as far as that shows without reading the data.
+    ///
+    /// # Errors
+    /// [`ReadError::Io`] if the access failed.
+    fn is_lacking(&self, _manifest: &Manifest) -> Result<bool, ReadError> {
+        Ok(false)
+    }
+
     /// The snapshots that a machine has marked as kept, in a store that machines share, each with the names of the stores
     /// that keep it: no machine prunes them. The name is empty if an earlier build has set the mark.
     ///

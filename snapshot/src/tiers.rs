@@ -175,7 +175,7 @@ impl Tiers {
     }
 
     /// Copies the snapshot `id` from one tier to another. Reads only the chunks that the target lacks; `progress` counts
-    /// all bytes. An existing copy is kept, unless its manifest is damaged.
+    /// all bytes. An existing copy is kept, unless its manifest is damaged or data is missing.
     ///
     /// # Errors
     /// See [`CopyError`]. The snapshot is then not visible in `to`.
@@ -191,7 +191,14 @@ impl Tiers {
         let _copying = CopyGuard::new(&self.copying, id);
         let manifest = from.store.manifest(id)?;
         match to.store.manifest(id) {
-            Ok(there) if are_copies(&manifest, &there) => return Ok(there),
+            Ok(there) if are_copies(&manifest, &there) => {
+                if !to.store.is_lacking(&there)? {
+                    return Ok(there);
+                }
+                // Whoever stored it was killed before it was checked.
+                tracing::warn!("{}: {id} lacks data; replacing it with the copy in {}", to.name, from.name);
+                to.store.remove(id)?;
+            }
             Err(ReadError::Missing(_)) => {}
             Ok(_) => return Err(SaveError::Taken(id.to_string()).into()),
             Err(error) if is_certain(&error) => {

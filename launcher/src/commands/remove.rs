@@ -178,7 +178,7 @@ fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
         return Ok(());
     }
     match job.records_medium() {
-        // No other machine writes packs.
+        // A machine that starts the job now may have to save a snapshot once more.
         Some(_) => {
             let store = tiers::alone(&config.store, job);
             store.sweep()?;

@@ -1,8 +1,9 @@
 //! Deletes all of a complete job: its snapshots in every tier of the store, its records, journal and logs.
 //!
 //! The job's lock keeps launchers of this machine away; it may not reach other machines. So the objects of the job are listed
-//! first, and then its record is read: what a launcher elsewhere adds after that is not on the list and stays. If the
-//! record has changed meanwhile, the deletion stops. The record goes last: until then, the command can be repeated.
+//! first, and then its record is read: what a launcher elsewhere adds after that is not on the list and stays. Its snapshots
+//! use none of the listed packs, which have a tombstone. If the record has changed meanwhile, the deletion stops. The
+//! record goes last: until then, the command can be repeated.
 
 use crate::store::options::StoreOptions;
 use crate::store::tiers;
@@ -10,6 +11,8 @@ use crate::sys::error::{EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_object_medium::Options;
 use ckpt_snapshot::medium::{DirMedium, Medium};
+use ckpt_snapshot::pack::PackId;
+use ckpt_snapshot::packed::set_tombstone;
 use ckpt_snapshot::{JobDir, JobLock, JobOutcome, JobRecord, RelPath};
 use std::fs;
 use std::io;
@@ -44,12 +47,32 @@ impl Objects {
         Ok(Self { medium, names, records })
     }
 
+    /// Sets a tombstone for the packs. It goes with the other objects.
+    fn announce(&mut self) -> Result<()> {
+        let pack =
+            |name: &RelPath| PackId::parse(name.as_str().strip_prefix("packs/")?.strip_suffix(".pack")?);
+        let packs: Vec<_> = self.names.iter().filter_map(pack).collect();
+        let name = set_tombstone(&*self.medium, &packs);
+        self.names
+            .push(name.with_context(|| format!("cannot write to {}", self.medium.describe(&tombstones())))?);
+        Ok(())
+    }
+
+    /// Nothing is deleted: see [`Self::announce`].
+    fn withdraw(&self) -> Result<()> {
+        self.remove(&self.names[self.names.len().saturating_sub(1)..])
+    }
+
     fn remove(&self, names: &[RelPath]) -> Result<()> {
         names.iter().try_for_each(|name| {
             let removed = self.medium.remove(name);
             removed.with_context(|| format!("cannot delete {}", self.medium.describe(name)))
         })
     }
+}
+
+fn tombstones() -> RelPath {
+    RelPath::new("tombstones").expect("a plain path")
 }
 
 /// The objects in a folder. Those whose names are no paths of a store are not of ckpt-run.
@@ -112,9 +135,19 @@ pub fn delete(options: &StoreOptions, dir: &JobDir) -> Result<()> {
         Some(medium) => Arc::clone(medium),
         None => Arc::new(DirMedium::new(dir.path().to_owned())),
     };
-    let uploaded = tiers::uploads(options, dir, Options::default())?.map(Objects::list).transpose()?;
-    let home = Objects::list(home)?;
-    let record = check(options, dir)?;
+    let mut uploaded = tiers::uploads(options, dir, Options::default())?.map(Objects::list).transpose()?;
+    let mut home = Objects::list(home)?;
+    let mut shared: Vec<&mut Objects> = uploaded.iter_mut().collect();
+    // The lock of a directory keeps others away, or is refused by them.
+    shared.extend(dir.records_medium().is_some().then_some(&mut home));
+    shared.iter_mut().try_for_each(|objects| objects.announce())?;
+    let record = match check(options, dir) {
+        Ok(record) => record,
+        Err(error) => {
+            shared.iter().try_for_each(|objects| objects.withdraw())?;
+            return Err(error);
+        }
+    };
     if let Some(uploaded) = uploaded {
         uploaded.remove(&uploaded.names)?;
         uploaded.remove(&uploaded.records)?;

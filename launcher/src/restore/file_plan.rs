@@ -82,6 +82,8 @@ pub struct FilePlan {
     pub leftovers: BTreeSet<PathBuf>,
     /// Files that have changed, it is not known whether by the job. They stay as they are.
     pub left_alone: Vec<String>,
+    /// Files that are gone, it is not known whether by the job. They come back.
+    pub come_back: Vec<String>,
 }
 
 /// Where the plan's knowledge of the present comes from.
@@ -446,11 +448,12 @@ impl<'a> Planner<'a> {
             {
                 return;
             }
-            // Nothing is lost if a file comes back that a person has deleted.
-            if now.is_some() || self.is_unattributed() {
+            // Nothing is lost if a file comes back that a person has deleted. One that a person has moved stays there.
+            if now.is_some() || self.is_unattributed() || self.is_moved_before(entry) {
                 self.plan.left_alone.push(name.into_owned());
                 return;
             }
+            self.plan.come_back.push(name.into_owned());
         }
         let is_other_kind = now.as_ref().is_some_and(|now| match &entry.kind {
             Kind::File(_) => !now.is_file(),
@@ -486,6 +489,15 @@ impl<'a> Planner<'a> {
                 }
             }
         }
+    }
+
+    /// Whether a file has another name now, which it has had before the last moments: a rename shows in the file's times.
+    fn is_moved_before(&self, entry: &Entry) -> bool {
+        let moved = self.by_inode.get(&entry.identity.ino);
+        moved.is_some_and(|(at, now)| {
+            now.is_same_inode(&entry.identity)
+                && !self.may_be_unrecorded(&at.to_string_lossy(), now.changed_ns)
+        })
     }
 
     /// `is_by_job`: what cannot be put back is refused.
@@ -529,7 +541,7 @@ impl<'a> Planner<'a> {
                 }
                 self.plan.files.insert(path, (entry.clone(), action));
             }
-            None if !is_by_job => self.plan.left_alone.push(path.to_string_lossy().into_owned()),
+            None if !is_by_job => self.plan.left_alone.extend(self.plan.come_back.pop()),
             None if self.present.rules.coverage == Coverage::Lenient && !entry.is_open => {
                 tracing::warn!(
                     "{}: the job has changed this file since the snapshot, and the snapshot does not have its content. It stays as it is (--files lenient)",
@@ -655,6 +667,12 @@ impl<'a> Planner<'a> {
             tracing::warn!(
                 "files have changed since the snapshot, and it is not known whether by the job: {}. They stay as they are (`ckpt-run docs resuming`, \"Which files are the job's\")",
                 first_of(&self.plan.left_alone)
+            );
+        }
+        if !self.plan.come_back.is_empty() {
+            tracing::warn!(
+                "files are gone since the snapshot, and it is not known whether by the job: {}. They come back (`ckpt-run docs resuming`, \"Which files are the job's\")",
+                first_of(&self.plan.come_back)
             );
         }
         self.missing_directories();

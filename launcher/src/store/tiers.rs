@@ -16,6 +16,7 @@ use ckpt_snapshot::{
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// Snapshots in the launcher's memory (`--persist-every`).
 pub const MEMORY: &str = "memory";
@@ -147,12 +148,13 @@ pub fn packed(options: &StoreOptions, dir: &JobDir) -> PackStore {
     on_medium(options, dir, Arc::new(DirMedium::new(dir.path().to_owned())), limits)
 }
 
-/// The packed store of a job that certainly runs on no machine: garbage collection need not wait for other machines.
+/// The packed store of a job that seems to run on no machine: young packs need not be left for other machines.
 #[must_use]
 pub fn alone(options: &StoreOptions, dir: &JobDir) -> PackStore {
     match dir.records_medium() {
         Some(medium) => {
-            on_medium(options, dir, Arc::clone(medium), Limits { shared: None, ..Limits::remote() })
+            let limits = Limits { shared: Some(Duration::ZERO), ..Limits::remote() };
+            on_medium(options, dir, Arc::clone(medium), limits)
         }
         None => packed(options, dir),
     }

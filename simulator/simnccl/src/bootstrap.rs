@@ -19,6 +19,17 @@ pub(crate) const MAX_RANKS: usize = 64;
 const LEFT_LIMIT: Duration = Duration::from_secs(60);
 const LEFT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// Tries something until it succeeds, for [`LEFT_LIMIT`] at most.
+fn retried<T>(mut what: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let until = Instant::now() + LEFT_LIMIT;
+    loop {
+        match what() {
+            Err(_) if Instant::now() < until => std::thread::sleep(LEFT_POLL_INTERVAL),
+            done => return done,
+        }
+    }
+}
+
 /// What a unique ID holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Root {
@@ -249,18 +260,14 @@ impl Bootstrap {
         let mut first = address_bytes(address);
         if rank == 0 {
             let named = UnixListener::bind_addr(&name)?;
+            named.set_nonblocking(true)?;
             for _ in 1..members.len() {
-                named.accept()?.0.write_all(&first)?;
+                let (mut other, _) = retried(|| named.accept())?;
+                other.set_nonblocking(false)?;
+                other.write_all(&first)?;
             }
         } else {
-            let until = Instant::now() + LEFT_LIMIT;
-            let mut named = loop {
-                match UnixStream::connect_addr(&name) {
-                    Err(_) if Instant::now() < until => std::thread::sleep(LEFT_POLL_INTERVAL),
-                    named => break named?,
-                }
-            };
-            named.read_exact(&mut first)?;
+            retried(|| UnixStream::connect_addr(&name))?.read_exact(&mut first)?;
         }
         Self::join(&listener, address_of(&first), rank, members.len(), number)
     }

@@ -18,6 +18,7 @@ mod source;
 mod tombstones;
 
 pub use scrub::{Repaired, Scrubbed};
+pub use tombstones::set as set_tombstone;
 
 use crate::codec::Codec;
 use crate::medium::{Medium, read_all};
@@ -285,6 +286,11 @@ impl Store for PackStore {
 
     fn source(&self, manifest: &Manifest, path: &RelPath) -> Result<Box<dyn Source + '_>, ReadError> {
         Ok(Box::new(PackedFile::new(self, recorded(manifest, path)?)))
+    }
+
+    fn is_lacking(&self, manifest: &Manifest) -> Result<bool, ReadError> {
+        self.refresh()?;
+        self.with_index(|index| index.lacking(manifest, &HashSet::new()).next().is_some())
     }
 
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError> {

@@ -38,8 +38,10 @@ struct Live {
 }
 
 impl Live {
-    /// Adds the chunks of all snapshots that were not scanned yet. Snapshots that are removed later still count.
-    fn scan(&mut self, store: &PackStore) -> Result<(), SaveError> {
+    /// Adds the chunks of all snapshots that were not scanned yet. Snapshots that are removed later still count. Returns
+    /// the chunks that were not live before.
+    fn scan(&mut self, store: &PackStore) -> Result<Vec<ChunkId>, SaveError> {
+        let mut fresh = Vec::new();
         for id in store.ids()? {
             if self.scanned.contains(&id) {
                 continue;
@@ -47,7 +49,7 @@ impl Live {
             match store.manifest(&id) {
                 Ok(manifest) => {
                     let chunks = manifest.files.iter().flat_map(|file| &file.chunks).map(|chunk| chunk.id);
-                    self.chunks.extend(chunks.filter(|id| !id.is_zeroes()));
+                    fresh.extend(chunks.filter(|id| !id.is_zeroes() && self.chunks.insert(*id)));
                 }
                 Err(ReadError::Missing(_)) => continue,
                 // Its chunks cannot be determined any more.
@@ -58,7 +60,7 @@ impl Live {
             }
             self.scanned.insert(id);
         }
-        Ok(())
+        Ok(fresh)
     }
 }
 
@@ -89,6 +91,9 @@ impl PackUse {
 /// See [`crate::Store::reclaim_until`].
 pub fn reclaim(store: &PackStore, cancel: &AtomicBool) -> Result<Reclaimed, SaveError> {
     let _alone = store.reclaiming.lock();
+    if store.limits.shared.is_some() {
+        tombstones::sweep(store)?;
+    }
     let mut work =
         Work { store, cancel, live: Live::default(), chunks: Chunks::new(store), done: Reclaimed::default() };
     work.live.scan(store)?;
@@ -147,7 +152,13 @@ impl Work<'_> {
                 // Of several intact copies, the first one is live that nobody is about to delete.
                 let copies = index.locations(id);
                 let stays = |copy: &&Location| !leaving.contains(&copy.pack);
-                let Some(location) = copies.iter().find(stays).or(copies.first()) else { continue };
+                let Some(location) = copies.iter().find(stays) else {
+                    // Somebody is about to delete all of them, or has not been able to.
+                    copies.iter().for_each(|copy| {
+                        packs.get_mut(&copy.pack).expect("the index has its pack").is_held = true;
+                    });
+                    continue;
+                };
                 let pack_use = packs.get_mut(&location.pack).expect("the index has its pack");
                 pack_use.live_bytes += u64::from(location.entry.stored_bytes);
                 pack_use.live.push(*location);
@@ -310,18 +321,33 @@ impl Work<'_> {
             return Ok(());
         }
         let store = self.store;
+        let mut leaving: HashSet<PackId> = packs.iter().copied().collect();
+        let is_in_them = |index: &ChunkIndex, id: &ChunkId| {
+            index.locations(id).iter().any(|at| leaving.contains(&at.pack))
+        };
+        // Mostly few: further copies, and chunks that were copied.
+        let mut live: Vec<ChunkId> = store.with_index(|index| {
+            self.live.chunks.iter().copied().filter(|id| is_in_them(index, id)).collect()
+        })?;
         let _no_save = store.saving.lock();
         let tombstone = store.limits.shared.map(|_| Tombstone::set(store, packs)).transpose()?;
-        // Packs with the copies of what is live may be about to go, too.
-        let mut leaving: HashSet<PackId> = packs.iter().copied().collect();
-        if tombstone.is_some() {
-            leaving.extend(tombstones::packs(store, tombstone.as_ref())?);
-            store.refresh()?;
+        let mut look = || -> Result<(), SaveError> {
+            if tombstone.is_some() {
+                // Packs with the copies of what is live may be about to go, too.
+                leaving.extend(tombstones::packs(store, tombstone.as_ref())?);
+                store.refresh()?;
+            }
+            live.extend(self.live.scan(store)?);
+            Ok(())
+        };
+        if let Err(error) = look() {
+            // Nothing is deleted.
+            tombstone.map_or(Ok(()), |tombstone| tombstone.remove(store))?;
+            return Err(error);
         }
-        self.live.scan(store)?;
         let _removing = store.removing.lock();
         let garbage: HashMap<PackId, u64> = store.with_index(|index| {
-            let needed = self.live.chunks.iter().filter(|id| !index.has_outside(id, &leaving));
+            let needed = live.iter().filter(|id| !index.has_outside(id, &leaving));
             let still_used: HashSet<_> =
                 needed.flat_map(|id| index.locations(id)).map(|location| location.pack).collect();
             let garbage = packs.iter().filter(|pack| !still_used.contains(pack));
@@ -330,15 +356,20 @@ impl Work<'_> {
         // The next save must not find them in the index.
         store.change_index(|index| index.forget_packs(&garbage.keys().copied().collect()));
         for (pack, pack_bytes) in garbage {
-            let failed = |name: &RelPath| store.failed("remove", name);
-            tracing::debug!("removing {}", store.medium.describe(&pack.pack()));
-            faults::hit("reclaim-remove").map_err(failed(&pack.index()))?;
-            store.medium.remove(&pack.index()).map_err(failed(&pack.index()))?;
-            faults::hit("reclaim-between").map_err(failed(&pack.pack()))?;
-            store.medium.remove(&pack.pack()).map_err(failed(&pack.pack()))?;
+            self.remove_pack(pack)?;
             self.done.freed_bytes += pack_bytes;
         }
         tombstone.map_or(Ok(()), |tombstone| tombstone.remove(store))
+    }
+
+    fn remove_pack(&self, pack: PackId) -> Result<(), SaveError> {
+        let failed = |name: &RelPath| self.failed("remove", name);
+        let medium = &self.store.medium;
+        tracing::debug!("removing {}", medium.describe(&pack.pack()));
+        faults::hit("reclaim-remove").map_err(failed(&pack.index()))?;
+        medium.remove(&pack.index()).map_err(failed(&pack.index()))?;
+        faults::hit("reclaim-between").map_err(failed(&pack.pack()))?;
+        medium.remove(&pack.pack()).map_err(failed(&pack.pack()))
     }
 }
 
@@ -409,7 +440,7 @@ pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
     let set = || Tombstone::set(store, &without_index.iter().copied().collect::<Vec<_>>());
     let tombstone = is_shared.then(set).transpose()?;
     if is_shared {
-        // An index that comes later is that of a snapshot that is taken back.
+        // With an index that comes later, a snapshot is taken back, or another machine's copies of chunks do not count.
         let still: HashSet<_> = self::without_index(store)?;
         without_index.retain(|pack| still.contains(pack));
     }

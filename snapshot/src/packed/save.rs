@@ -29,6 +29,8 @@ pub struct Saving<'a> {
     finished: Vec<Index>,
     files: Vec<DataFile>,
     is_committed: bool,
+    /// Whether indexes of finished packs may exist.
+    are_indexed: bool,
 }
 
 /// The state that the threads share.
@@ -50,7 +52,11 @@ impl<'a> Saving<'a> {
         let lock = store.saving.lock();
         let leaving = match store.limits.shared {
             // Another machine may have removed packs.
-            Some(_) => store.refresh().and_then(|()| tombstones::packs(store, None))?,
+            Some(_) => {
+                let leaving = tombstones::packs(store, None)?;
+                store.refresh()?;
+                leaving
+            }
             None => HashSet::new(),
         };
         store.with_index(|_| ())?;
@@ -79,6 +85,7 @@ impl<'a> Saving<'a> {
             finished: Vec::new(),
             files: Vec::new(),
             is_committed: false,
+            are_indexed: false,
         })
     }
 }
@@ -213,6 +220,7 @@ impl Saving<'_> {
             });
         self.finished = finished.into_inner();
         result?;
+        self.are_indexed = true;
         let threads = common.store.limits.threads().min(self.finished.len());
         on_threads(&mut vec![None::<()>; threads], &self.finished, |_, index| common.write_index(index))
     }
@@ -273,6 +281,11 @@ impl Saving<'_> {
     /// Removes the packs of a failed save. A pack that cannot be removed is swept later.
     fn roll_back(&mut self) {
         let store = self.common.store;
+        if store.limits.shared.is_some() && self.are_indexed {
+            // Another machine may use them by now. They are reclaimed, with a tombstone.
+            let finished = std::mem::take(&mut self.finished);
+            return store.change_index(|all| finished.iter().for_each(|index| all.add(index)));
+        }
         let _removing = store.removing.lock();
         let finished = std::mem::take(&mut self.finished);
         // A concurrent refresh may have added them to the index.

@@ -10,7 +10,7 @@
 //! packs are gone.
 
 use super::PackStore;
-use crate::medium::read_all;
+use crate::medium::{Medium, read_all};
 use crate::pack::{PackId, packs_dir};
 use crate::{ReadError, RelPath, SaveError};
 use std::collections::HashSet;
@@ -29,11 +29,7 @@ impl Tombstone {
     /// # Errors
     /// If it cannot be written: it may exist nevertheless.
     pub fn set(store: &PackStore, packs: &[PackId]) -> Result<Self, SaveError> {
-        let failed = || store.failed("write", &dir());
-        let name = name(&PackId::random().map_err(failed())?.to_string());
-        let lines: String = packs.iter().map(|pack| format!("{pack}\n")).collect();
-        store.medium.put_new(&name, lines.as_bytes()).map_err(failed())?;
-        Ok(Self(name))
+        set(&*store.medium, packs).map(Self).map_err(store.failed("write", &dir()))
     }
 
     /// Removes it: the packs are deleted, or stay.
@@ -47,6 +43,17 @@ impl Tombstone {
     fn has(&self, name: &str) -> bool {
         self.0.as_str().ends_with(name)
     }
+}
+
+/// Sets the tombstone of packs that are about to be deleted. Returns its name: it is to be removed after them.
+///
+/// # Errors
+/// If it cannot be written: it may exist nevertheless.
+pub fn set(medium: &dyn Medium, packs: &[PackId]) -> io::Result<RelPath> {
+    let name = name(&PackId::random()?.to_string());
+    let lines: String = packs.iter().map(|pack| format!("{pack}\n")).collect();
+    medium.put_new(&name, lines.as_bytes())?;
+    Ok(name)
 }
 
 /// The packs that are about to be deleted, but for those of this tombstone. Whoever wants to know which packs are left has

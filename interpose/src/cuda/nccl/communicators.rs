@@ -16,7 +16,10 @@ use ckpt_cut::rank::{Entry, InCall};
 use ckpt_cut::{Member, Name, Role};
 
 use super::steps::{Begun, enter, finish};
-use super::{Call, Communicator, GENERATION, IN_PROGRESS, SUCCESS, Status, calls, ranks};
+use super::{
+    Call, Communicator, GENERATION, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, Status, calls,
+    ranks,
+};
 use crate::cuda::elf;
 
 /// `NCCL_SPLIT_NOCOLOR`.
@@ -503,8 +506,9 @@ pub(super) fn shrink(
     real: impl FnOnce() -> Status,
 ) -> Status {
     let status = make(call, out, Some(of), || plan_shrunk(of, excluded), real);
-    if flags & SHRINK_ABORT != 0 {
-        stopped(of, status);
+    // The work is stopped first, whatever comes of the rest.
+    if flags & SHRINK_ABORT != 0 && ![INVALID_ARGUMENT, INVALID_USAGE].contains(&status) {
+        stopped(of, SUCCESS);
     }
     status
 }

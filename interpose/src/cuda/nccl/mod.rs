@@ -49,6 +49,8 @@ pub(super) use library::{concerns_us, is_ours, substitute};
 type Status = c_int;
 const SUCCESS: Status = 0;
 const SYSTEM_ERROR: Status = 2;
+const INVALID_ARGUMENT: Status = 4;
+const INVALID_USAGE: Status = 5;
 const IN_PROGRESS: Status = 7;
 
 /// `ncclComm_t`.

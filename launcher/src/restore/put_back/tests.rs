@@ -531,13 +531,17 @@ fn a_change_in_the_last_moments_is_told() {
 fn a_file_that_is_deleted_in_the_last_moments_comes_back() {
     let mut job = Job::new(1 << 30);
     let path = |job: &Job, name: &str| job.path(name).to_str().unwrap().to_owned();
-    for name in ["log", "old", "moved"] {
+    for name in ["log", "old", "moved", "moved before"] {
         job.write(name, name);
     }
     job.write("large", "x".repeat(2 << 20));
     symlink("old", job.path("latest")).unwrap();
     job.touched = Some([path(&job, "log")].into());
     let snapshot = job.capture(&[], &[]);
+    std::thread::sleep(Duration::from_millis(30));
+    // By a person, and its directory changes again later.
+    fs::rename(job.path("moved before"), job.path("kept")).unwrap();
+    std::thread::sleep(Duration::from_millis(30));
     let recorded_ns = nanoseconds(SystemTime::now());
     std::thread::sleep(Duration::from_millis(30));
     for name in ["old", "large", "latest"] {
@@ -548,7 +552,13 @@ fn a_file_that_is_deleted_in_the_last_moments_comes_back() {
     let plan = job.plan_after(&snapshot, alive(i64::MAX)).unwrap();
     assert!(plan.is_empty() && plan.left_alone.is_empty(), "all is recorded: {plan:?}");
     let plan = job.plan_after(&snapshot, alive(recorded_ns)).unwrap();
-    assert_eq!(plan.left_alone, [path(&job, "large")], "the snapshot does not have it");
+    let names = |names: &[&str]| names.iter().map(|name| path(&job, name)).collect::<Vec<_>>();
+    assert_eq!(
+        plan.left_alone,
+        names(&["large", "moved before"]),
+        "the snapshot does not have the first one"
+    );
+    assert_eq!(plan.come_back, names(&["latest", "moved", "old"]));
     let planned: Vec<_> = plan.files.iter().map(|(path, (_, action))| (path.clone(), action)).collect();
     let [(moved, FileAction::Move(from)), (old, FileAction::Replace { at: None, .. })] = &planned[..] else {
         panic!("{planned:?}")
