@@ -40,8 +40,13 @@ struct Chaos {
     random: fastrand::Rng,
     kills: u64,
     sessions: u64,
-    injected: u64,
-    /// The number of the newest snapshot that was seen.
+    /// Signals to processes of the job.
+    signals: u64,
+    /// Faults of the driver and of the interposer that were prepared. Not each of them is come by.
+    armed: u64,
+    /// Snapshots that `ckpt-run checkpoint` has said to be stored.
+    acknowledged: u64,
+    /// The number of the newest snapshot that was acknowledged or seen.
     newest: u64,
 }
 
@@ -54,7 +59,7 @@ impl Chaos {
     fn arm(&mut self, name: &str, faults: &str) {
         fs::write(self.path("new"), faults).unwrap();
         fs::rename(self.path("new"), self.path(name)).unwrap();
-        self.injected += 1;
+        self.armed += 1;
     }
 
     fn disarm(&self) {
@@ -102,11 +107,11 @@ impl Chaos {
                 self.arm("points", &format!("{point}={action}"));
             }
             2 => self.disarm(),
-            3 => drop(self.job.sandbox.call(["checkpoint"])),
+            3 => self.checkpoint(),
             signal => {
                 let Some(pid) = self.random.choice(job.descendants()) else { return };
                 let Some(pid) = Pid::from_raw(pid) else { return };
-                self.injected += 1;
+                self.signals += 1;
                 // It may have ended.
                 if signal == 4 {
                     let _ = kill_process(pid, Signal::KILL);
@@ -116,6 +121,17 @@ impl Chaos {
                     let _ = kill_process(pid, Signal::CONT);
                 }
             }
+        }
+    }
+
+    /// Asks for a snapshot. One that is acknowledged must not be lost.
+    fn checkpoint(&mut self) {
+        let output = self.job.sandbox.call(["checkpoint"]);
+        if output.status.success() {
+            let id = String::from_utf8(output.stdout).unwrap();
+            let number =
+                id.split('-').next().and_then(|number| number.parse().ok()).expect("a snapshot's ID");
+            (self.acknowledged, self.newest) = (self.acknowledged + 1, self.newest.max(number));
         }
     }
 
@@ -184,7 +200,9 @@ fn faults_of_all_kinds_at_once_change_no_result() {
         random: seeded_rng(seed),
         kills: 0,
         sessions: 0,
-        injected: 0,
+        signals: 0,
+        armed: 0,
+        acknowledged: 0,
         newest: 0,
     };
     // What has no snapshot begins again, and its log is not taken back.
@@ -197,15 +215,19 @@ fn faults_of_all_kinds_at_once_change_no_result() {
     chaos.finish();
     let journal = fs::read_to_string(chaos.job.sandbox.job_dir().join("journal.jsonl")).unwrap();
     let resumes = journal.matches(r#""kind":"resumed""#).count();
-    let Chaos { kills, sessions, injected, newest, .. } = chaos;
+    let Chaos { kills, sessions, signals, armed, acknowledged, newest, .. } = chaos;
+    assert!(acknowledged > 0 || limit.as_secs() <= DEFAULT_S, "no snapshot was acknowledged");
     let system_calls = chaos.notes.read("faults").lines().count() as u64;
-    let faults = system_calls + injected + kills;
+    let faults = system_calls + signals + kills;
     let told = json!({
         "seed": seed,
         "seconds": begun.elapsed().as_secs(),
         "faults": faults,
         "faults_of_system_calls": system_calls,
         "kills": kills,
+        "signals": signals,
+        "armed": armed,
+        "acknowledged_snapshots": acknowledged,
         "sessions": sessions,
         "resumes": resumes,
         "newest_snapshot": newest,
