@@ -1,4 +1,5 @@
-"""What the benchmark saves: so many bytes of memory, and a heartbeat that shows for how long the process stood still.
+"""What the benchmark saves: so many bytes of memory in so many processes, and a heartbeat of the first one that shows for how
+long it stood still.
 
 In the working directory: `ready` (memory is filled), `reset` (start measuring: removed when seen), `report` (write the
 longest gap between heartbeats, in seconds, to `gap`), `ping` (answer with `pong`).
@@ -8,7 +9,10 @@ import os
 import sys
 import time
 
-size = int(sys.argv[1])
+processes = int(sys.argv[2])
+size = int(sys.argv[1]) // processes
+filled, is_filled = os.pipe()
+is_first = all(os.fork() for _ in range(1, processes))
 block = os.urandom(1 << 20)
 memory = bytearray(size)
 for at in range(0, size, len(block)):
@@ -25,6 +29,12 @@ def answer(question, reply, text=""):
     return True
 
 
+if not is_first:
+    os.write(is_filled, b"1")
+    while True:
+        time.sleep(1000)
+for _ in range(1, processes):
+    os.read(filled, 1)
 open("ready.tmp", "w").close()
 os.rename("ready.tmp", "ready")
 last, longest = time.monotonic(), 0.0

@@ -2,7 +2,8 @@
 //!
 //! `host`: a process of a given size under ckpt-run. The same process is dumped by ckpt-run and by CRIU alone, into
 //! the same kind of tmpfs, in turns; it is restored by ckpt-run and by CRIU alone, from the same files. How long it
-//! stood still is measured by the process itself.
+//! stood still is measured by the process itself. Also, the same memory in one process and in eight. Rounds are added until
+//! their ratios are close together.
 //!
 //! `gpu`: what the interposer adds to calls of the CUDA driver, and how fast device memory is captured and brought
 //! back, on any machine.
@@ -32,6 +33,9 @@ use serde::Serialize;
 
 use crate::{process, tools, workspace};
 use sandbox::Sandbox;
+
+/// How far ratios of rounds may be apart, of their median.
+const RANGE_MAX: f64 = 0.15;
 
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
@@ -81,9 +85,15 @@ struct HostArgs {
     /// Resident sizes, GB
     #[arg(long, value_delimiter = ',', default_values_t = [0.5, 2.0, 6.0])]
     sizes: Vec<f64>,
-    /// Rounds per size; the medians are told
+    /// Rounds per size, at least; the medians are told
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Rounds at most, while ratios differ by more than 15 %
+    #[arg(long, default_value_t = 9)]
+    most_rounds: usize,
+    /// Resident size of one process, and of eight together, GB; 0: leave that out
+    #[arg(long, default_value_t = 2.0)]
+    processes: f64,
     /// Leave the sizes out: idle overhead only
     #[arg(long)]
     idle_only: bool,
@@ -92,18 +102,47 @@ struct HostArgs {
     json: Option<PathBuf>,
 }
 
+/// The median of the rounds' ratios.
+#[derive(Serialize)]
+struct Ratio {
+    median: f64,
+    least: f64,
+    most: f64,
+    /// Whether they differ by at most 15 % of the median: otherwise the median cannot be relied on.
+    is_reliable: bool,
+}
+
+impl Ratio {
+    fn of(values: Vec<f64>) -> Self {
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(0.0, f64::max);
+        let median = median(values);
+        Self { median, least, most, is_reliable: most - least <= RANGE_MAX * median }
+    }
+}
+
 /// One size. Times are seconds, medians over the rounds.
 #[derive(Serialize)]
 struct Size {
     resident_gb: f64,
     stall_s: f64,
     criu_alone_s: f64,
-    stall_ratio: f64,
+    stall_ratio: Ratio,
     durable_s: f64,
     restore_s: f64,
     criu_restore_s: f64,
-    restore_ratio: f64,
+    restore_ratio: Ratio,
     rounds: Vec<Round>,
+}
+
+/// The pause of one process, and that of eight with an eighth of its memory each. Seconds, medians over the rounds.
+#[derive(Serialize)]
+struct Processes {
+    resident_gb: f64,
+    stall_one_s: f64,
+    stall_8_s: f64,
+    stall_8_processes_ratio: Ratio,
+    rounds: Vec<[f64; 2]>,
 }
 
 /// What one round measured.
@@ -119,6 +158,8 @@ struct Round {
 #[derive(Serialize)]
 struct Report {
     sizes: Vec<Size>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processes: Option<Processes>,
     #[serde(flatten)]
     idle: idle::Idle,
     criu: String,
@@ -147,11 +188,15 @@ fn host(args: &HostArgs) -> Result<ExitCode> {
     let ckpt_run = release()?;
     let mut sizes = Vec::new();
     for &resident_gb in args.sizes.iter().filter(|_| !args.idle_only) {
-        sizes.push(measure(&criu, &ckpt_run, resident_gb, args.rounds)?);
+        sizes.push(measure(&criu, &ckpt_run, resident_gb, args)?);
     }
+    let processes = (!args.idle_only && args.processes > 0.0)
+        .then(|| measure_processes(&criu, &ckpt_run, args))
+        .transpose()?;
     eprintln!("bench: idle overhead");
     let report = Report {
         sizes,
+        processes,
         idle: idle::measure(&criu, &ckpt_run)?,
         criu: process::capture(Command::new(&criu).arg("--version"))?.trim().to_owned(),
         kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
@@ -178,35 +223,80 @@ fn tell(report: &impl Serialize, file: Option<&Path>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(criu: &Path, ckpt_run: &Path, resident_gb: f64, rounds: usize) -> Result<Size> {
+/// Rounds until the ratios of each kind are close together, or there are as many as may be.
+fn rounds<T>(
+    args: &HostArgs,
+    what: &str,
+    ratios: &[fn(&T) -> f64],
+    mut one: impl FnMut(bool) -> Result<T>,
+) -> Result<Vec<T>> {
     let mut measured = Vec::new();
-    // The first round is not counted: it finds memory and caches cold for whoever comes first.
-    for round in 0..=rounds {
-        eprintln!("bench: {resident_gb} GB, round {round} of {rounds}");
+    // The first round is not counted: it finds caches cold for whoever comes first.
+    for round in 0..=args.rounds.max(args.most_rounds) {
+        let is_enough = |ratio: &fn(&T) -> f64| Ratio::of(measured.iter().map(ratio).collect()).is_reliable;
+        if round > args.rounds && ratios.iter().all(is_enough) {
+            break;
+        }
+        eprintln!("bench: {what}, round {round}");
         // Who is first takes turns.
-        let result = one_round(criu, ckpt_run, (resident_gb * 1e9) as u64, round % 2 == 0)?;
+        let result = one(round % 2 == 0)?;
         if round > 0 {
             measured.push(result);
         }
     }
+    Ok(measured)
+}
+
+fn measure(criu: &Path, ckpt_run: &Path, resident_gb: f64, args: &HostArgs) -> Result<Size> {
+    let stall_ratio = |round: &Round| round.stall_s / round.criu_alone_s;
+    let restore_ratio = |round: &Round| round.restore_s / round.criu_restore_s;
+    let measured = rounds(args, &format!("{resident_gb} GB"), &[stall_ratio, restore_ratio], |ours_first| {
+        one_round(criu, ckpt_run, bytes(resident_gb), ours_first)
+    })?;
     let median = |pick: fn(&Round) -> f64| median(measured.iter().map(pick).collect());
-    let (stall_s, criu_alone_s) = (median(|round| round.stall_s), median(|round| round.criu_alone_s));
-    let (restore_s, criu_restore_s) = (median(|round| round.restore_s), median(|round| round.criu_restore_s));
     Ok(Size {
         resident_gb,
-        stall_s,
-        criu_alone_s,
-        stall_ratio: stall_s / criu_alone_s,
+        stall_s: median(|round| round.stall_s),
+        criu_alone_s: median(|round| round.criu_alone_s),
+        stall_ratio: Ratio::of(measured.iter().map(stall_ratio).collect()),
         durable_s: median(|round| round.durable_s),
-        restore_s,
-        criu_restore_s,
-        restore_ratio: restore_s / criu_restore_s,
+        restore_s: median(|round| round.restore_s),
+        criu_restore_s: median(|round| round.criu_restore_s),
+        restore_ratio: Ratio::of(measured.iter().map(restore_ratio).collect()),
         rounds: measured,
     })
 }
 
+fn measure_processes(criu: &Path, ckpt_run: &Path, args: &HostArgs) -> Result<Processes> {
+    let stall_s = |processes| -> Result<f64> {
+        let sandbox = Sandbox::new(criu, ckpt_run, bytes(args.processes), processes)?;
+        let mut job = sandbox.start()?;
+        let (stall_s, _) = job.checkpoint()?;
+        job.kill()?;
+        Ok(stall_s)
+    };
+    let ratio = |[one_s, eight_s]: &[f64; 2]| eight_s / one_s;
+    let what = format!("{} GB in one process and in 8", args.processes);
+    let measured = rounds(args, &what, &[ratio], |one_first| {
+        let first_s = stall_s(if one_first { 1 } else { 8 })?;
+        let second_s = stall_s(if one_first { 8 } else { 1 })?;
+        Ok(if one_first { [first_s, second_s] } else { [second_s, first_s] })
+    })?;
+    Ok(Processes {
+        resident_gb: args.processes,
+        stall_one_s: median(measured.iter().map(|[one_s, _]| *one_s).collect()),
+        stall_8_s: median(measured.iter().map(|[_, eight_s]| *eight_s).collect()),
+        stall_8_processes_ratio: Ratio::of(measured.iter().map(ratio).collect()),
+        rounds: measured,
+    })
+}
+
+fn bytes(gb: f64) -> u64 {
+    (gb * 1e9) as u64
+}
+
 fn one_round(criu: &Path, ckpt_run: &Path, bytes: u64, ours_first: bool) -> Result<Round> {
-    let sandbox = Sandbox::new(criu, ckpt_run, bytes)?;
+    let sandbox = Sandbox::new(criu, ckpt_run, bytes, 1)?;
     let mut job = sandbox.start()?;
     let (mut stall_s, mut durable_s, mut criu_alone_s) = (0.0, 0.0, 0.0);
     for ours in [ours_first, !ours_first] {

@@ -1,4 +1,4 @@
-//! One process of a given size, under ckpt-run, and CRIU alone beside it.
+//! Processes of a given size together, under ckpt-run, and CRIU alone beside it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,16 +24,34 @@ pub struct Sandbox<'a> {
     criu: &'a Path,
     ckpt_run: &'a Path,
     bytes: u64,
+    processes: u32,
     dir: tempfile::TempDir,
+}
+
+/// Writes so much memory and frees it: a virtual machine gives back what it has not used for a while, and fetching it again is
+/// slow for whoever comes first.
+fn fetch_memory(bytes: u64) -> Result<()> {
+    let free_bytes =
+        process::capture(Command::new("sh").args(["-c", "grep MemAvailable /proc/meminfo | tr -dc 0-9"]))?
+            .trim()
+            .parse::<u64>()?
+            * 1024;
+    let fetched_bytes = bytes.min(free_bytes / 10 * 9);
+    process::capture(
+        Command::new(PYTHON)
+            .args(["-c", "import sys; bytearray(b'1') * int(sys.argv[1])"])
+            .arg(fetched_bytes.to_string()),
+    )?;
+    Ok(())
 }
 
 impl<'a> Sandbox<'a> {
     /// Makes them, on the disk of the build directory.
-    pub fn new(criu: &'a Path, ckpt_run: &'a Path, bytes: u64) -> Result<Self> {
+    pub fn new(criu: &'a Path, ckpt_run: &'a Path, bytes: u64, processes: u32) -> Result<Self> {
         let parent = workspace::target_dir()?;
         let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(parent)?;
         fs::write(dir.path().join("ballast.py"), BALLAST)?;
-        let sandbox = Self { criu, ckpt_run, bytes, dir };
+        let sandbox = Self { criu, ckpt_run, bytes, processes, dir };
         let images = sandbox.images();
         fs::create_dir(&images)?;
         let huge = if bytes >= HUGE_FROM_BYTES { "huge=always" } else { "huge=never" };
@@ -63,18 +81,24 @@ impl<'a> Sandbox<'a> {
     }
 
     fn launch(&self) -> Result<Job<'_, 'a>> {
-        let mut command = self.ckpt_run(&["--", PYTHON, "ballast.py", &self.bytes.to_string()]);
+        let [bytes, processes] = [self.bytes.to_string(), self.processes.to_string()];
+        let mut command = self.ckpt_run(&["--", PYTHON, "ballast.py", &bytes, &processes]);
         let child = command.stdout(Stdio::null()).spawn().context("starting ckpt-run")?;
         Ok(Job { sandbox: self, child })
     }
 
-    /// Starts the process and waits until its memory is filled.
+    /// Starts the processes and waits until their memory is filled.
     pub fn start(&self) -> Result<Job<'_, 'a>> {
         let job = self.launch()?;
         self.until("the memory to be filled", || self.path("ready").exists().then_some(()))?;
         // A moment of rest, so that what filling it has caused is over.
         self.ask("ping", "pong")?;
         Ok(job)
+    }
+
+    /// Fetches memory for the job, and for a copy of it.
+    fn fetch_memory(&self) -> Result<()> {
+        fetch_memory(2 * self.bytes)
     }
 
     /// Asks the process something and returns its answer.
@@ -97,6 +121,7 @@ impl<'a> Sandbox<'a> {
 
     /// Seconds from the start of ckpt-run until the resumed process answers; ends it.
     pub fn restore(&self) -> Result<f64> {
+        self.fetch_memory()?;
         fs::write(self.path("ping"), "")?;
         let begun = Instant::now();
         let job = self.launch()?;
@@ -112,6 +137,7 @@ impl<'a> Sandbox<'a> {
     pub fn restore_by_criu_alone(&self) -> Result<f64> {
         let images = self.path("exported-images");
         process::capture(self.ckpt_run(&["export", "1", "--format", "criu", "--to"]).arg(&images))?;
+        self.fetch_memory()?;
         fs::write(self.path("ping"), "")?;
         let script = format!(
             "{} restore -d -D {} -W {} -o restore.log {} || exit 1; sleep 1000",
@@ -144,7 +170,7 @@ impl Drop for Sandbox<'_> {
     }
 }
 
-/// The process under ckpt-run.
+/// The processes under ckpt-run.
 pub struct Job<'b, 'a> {
     sandbox: &'b Sandbox<'a>,
     child: Child,
@@ -153,6 +179,7 @@ pub struct Job<'b, 'a> {
 impl Job<'_, '_> {
     /// (longest gap between heartbeats, time until durable), seconds.
     pub fn checkpoint(&mut self) -> Result<(f64, f64)> {
+        self.sandbox.fetch_memory()?;
         self.sandbox.ask("reset", "reset-done")?;
         let text = process::capture(&mut self.sandbox.ckpt_run(&["checkpoint", "--json"]))?;
         let stall_s = self.sandbox.ask("report", "gap")?.parse()?;
@@ -165,6 +192,7 @@ impl Job<'_, '_> {
         let launcher = self.child.id();
         let init = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"))?;
         let images = self.sandbox.images();
+        self.sandbox.fetch_memory()?;
         self.sandbox.ask("reset", "reset-done")?;
         let mut nsenter = Command::new("nsenter");
         nsenter.args(["--target", init.trim(), "--pid", "--mount", "--"]).arg(self.sandbox.criu);
