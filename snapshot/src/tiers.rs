@@ -190,24 +190,24 @@ impl Tiers {
         let (from, to) = (self.tier(from)?, self.tier(to)?);
         let _copying = CopyGuard::new(&self.copying, id);
         let manifest = from.store.manifest(id)?;
-        match to.store.manifest(id) {
+        let replaces = match to.store.manifest(id) {
             Ok(there) if are_copies(&manifest, &there) => {
                 if !to.store.is_lacking(&there)? {
                     return Ok(there);
                 }
                 // Whoever stored it was killed before it was checked.
                 tracing::warn!("{}: {id} lacks data; replacing it with the copy in {}", to.name, from.name);
-                to.store.remove(id)?;
+                true
             }
-            Err(ReadError::Missing(_)) => {}
+            Err(ReadError::Missing(_)) => false,
             Ok(_) => return Err(SaveError::Taken(id.to_string()).into()),
             Err(error) if is_certain(&error) => {
                 tracing::warn!("{}: {error}; replacing it with the copy in {}", to.name, from.name);
-                to.store.remove(id)?;
+                true
             }
             Err(error) => return Err(error.into()),
-        }
-        transfer(&manifest, from, to, progress, cancel)
+        };
+        transfer(&manifest, from, to, replaces, progress, cancel)
             .map_err(|error| if cancel.load(Ordering::Relaxed) { CopyError::Cancelled } else { error })
     }
 
@@ -356,10 +356,12 @@ fn remove(tier: &Tier, id: &SnapshotId) -> Result<(), SaveError> {
     }
 }
 
+/// `replaces`: the target has a damaged copy.
 fn transfer(
     manifest: &Manifest,
     from: &Tier,
     to: &Tier,
+    replaces: bool,
     progress: ProgressFn,
     cancel: &AtomicBool,
 ) -> Result<Manifest, CopyError> {
@@ -377,6 +379,10 @@ fn transfer(
     writer.put(&inputs, progress)?;
     if cancel.load(Ordering::Relaxed) {
         return Err(CopyError::Cancelled);
+    }
+    if replaces {
+        // Now that all its data is there.
+        remove(to, &manifest.id)?;
     }
     let mut content = manifest.clone();
     content.files.clear();

@@ -9,6 +9,7 @@ use common::manifest;
 use common::memory::Memory;
 use common::small::{Parts, content, file, holds, save};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 fn store(memory: &Memory) -> PackStore {
     let limits = Limits { workers: 1, loaders: 1, pack_bytes: 2000, ..Limits::remote() };
@@ -107,4 +108,36 @@ fn what_another_machine_moves_meanwhile_is_found() {
     assert_eq!(other.reclaim().unwrap().moved_bytes, 3000);
     writer.commit(manifest(3)).unwrap();
     holds(&store(&memory), 3, &[1, 2, 3]).unwrap();
+}
+
+/// Its save was killed before it was checked, and another machine deleted packs meanwhile.
+#[test]
+fn a_copy_that_lacks_data_is_replaced() {
+    let (memory, disk) = (Memory::default(), Memory::default());
+    let tier = |name: &str, medium: &Memory| Tier::new(name, Box::new(store(medium)), true);
+    let tiers = Tiers::new(vec![tier("disk", &disk), tier("remote", &memory)]);
+    save(tiers.tier("disk").unwrap().store(), 1, &[1, 2, 3]).unwrap();
+    let copy = || tiers.copy(&manifest(1).id, "disk", "remote", &|_| {}, &AtomicBool::new(false)).unwrap();
+    copy();
+    let packs = memory.names(".pack");
+    let before = memory.names("");
+    copy();
+    assert_eq!(memory.names(""), before, "it was whole");
+    for pack in &packs {
+        memory.unset(pack);
+        memory.unset(&pack.replace(".pack", ".index"));
+    }
+    assert!(holds(&store(&memory), 1, &[1, 2, 3]).is_err());
+    copy();
+    holds(&store(&memory), 1, &[1, 2, 3]).unwrap();
+    // One that is about to be deleted does not count either.
+    let ids: Vec<_> = memory.names(".pack").iter().map(|name| pack_id(name)).collect();
+    packed::set_tombstone(&memory, &packed::new_tombstone().unwrap(), &ids).unwrap();
+    copy();
+    assert!(memory.names(".pack").len() > ids.len());
+}
+
+fn pack_id(name: &str) -> pack::PackId {
+    let name = name.strip_prefix("packs/").and_then(|name| name.strip_suffix(".pack"));
+    pack::PackId::parse(name.expect("a pack")).expect("a pack's name")
 }

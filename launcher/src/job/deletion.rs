@@ -5,6 +5,7 @@
 //! use none of the listed packs, which have a tombstone. If the record has changed meanwhile, the deletion stops. The
 //! record goes last: until then, the command can be repeated.
 
+use crate::store::lock_scope::is_one_machine_only;
 use crate::store::options::StoreOptions;
 use crate::store::tiers;
 use crate::sys::error::{EXIT_PREEMPTED, bad_input};
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use ckpt_object_medium::Options;
 use ckpt_snapshot::medium::{DirMedium, Medium};
 use ckpt_snapshot::pack::PackId;
-use ckpt_snapshot::packed::set_tombstone;
+use ckpt_snapshot::packed::{new_tombstone, set_tombstone};
 use ckpt_snapshot::{JobDir, JobLock, JobOutcome, JobRecord, RelPath};
 use std::fs;
 use std::io;
@@ -31,6 +32,8 @@ struct Objects {
     names: Vec<RelPath>,
     /// Those of the record, the one that counts last.
     records: Vec<RelPath>,
+    /// See [`Self::announce`].
+    tombstone: Option<RelPath>,
 }
 
 impl Objects {
@@ -44,23 +47,28 @@ impl Objects {
         }
         let mut records = names_in(&*medium, RECORD)?;
         records.sort_by_key(|name| number(name.as_str()));
-        Ok(Self { medium, names, records })
+        Ok(Self { medium, names, records, tombstone: None })
     }
 
-    /// Sets a tombstone for the packs. It goes with the other objects.
+    /// Sets a tombstone for the packs. It goes with the other objects, as the last one.
     fn announce(&mut self) -> Result<()> {
         let pack =
             |name: &RelPath| PackId::parse(name.as_str().strip_prefix("packs/")?.strip_suffix(".pack")?);
         let packs: Vec<_> = self.names.iter().filter_map(pack).collect();
-        let name = set_tombstone(&*self.medium, &packs);
-        self.names
-            .push(name.with_context(|| format!("cannot write to {}", self.medium.describe(&tombstones())))?);
-        Ok(())
+        let name = new_tombstone()?;
+        self.names.push(name.clone());
+        self.tombstone = Some(name.clone());
+        let set = set_tombstone(&*self.medium, &name, &packs);
+        set.with_context(|| format!("cannot write {}", self.medium.describe(&name)))
     }
 
-    /// Nothing is deleted: see [`Self::announce`].
-    fn withdraw(&self) -> Result<()> {
-        self.remove(&self.names[self.names.len().saturating_sub(1)..])
+    /// Nothing is deleted.
+    fn withdraw(&self) {
+        if let Some(name) = &self.tombstone
+            && let Err(error) = self.medium.remove(name)
+        {
+            tracing::warn!("cannot delete {}: {error}", self.medium.describe(name));
+        }
     }
 
     fn remove(&self, names: &[RelPath]) -> Result<()> {
@@ -69,10 +77,6 @@ impl Objects {
             removed.with_context(|| format!("cannot delete {}", self.medium.describe(name)))
         })
     }
-}
-
-fn tombstones() -> RelPath {
-    RelPath::new("tombstones").expect("a plain path")
 }
 
 /// The objects in a folder. Those whose names are no paths of a store are not of ckpt-run.
@@ -138,13 +142,14 @@ pub fn delete(options: &StoreOptions, dir: &JobDir) -> Result<()> {
     let mut uploaded = tiers::uploads(options, dir, Options::default())?.map(Objects::list).transpose()?;
     let mut home = Objects::list(home)?;
     let mut shared: Vec<&mut Objects> = uploaded.iter_mut().collect();
-    // The lock of a directory keeps others away, or is refused by them.
-    shared.extend(dir.records_medium().is_some().then_some(&mut home));
-    shared.iter_mut().try_for_each(|objects| objects.announce())?;
-    let record = match check(options, dir) {
+    if dir.records_medium().is_some() || is_one_machine_only(dir.path()) {
+        shared.push(&mut home);
+    }
+    let announced = shared.iter_mut().try_for_each(|objects| objects.announce());
+    let record = match announced.and_then(|()| check(options, dir)) {
         Ok(record) => record,
         Err(error) => {
-            shared.iter().try_for_each(|objects| objects.withdraw())?;
+            shared.iter().for_each(|objects| objects.withdraw());
             return Err(error);
         }
     };

@@ -600,10 +600,22 @@ impl<'a> Planner<'a> {
 
     /// Another name of a file.
     fn hard_link(&mut self, path: PathBuf, entry: &Entry, leader: PathBuf) {
-        let now = Identity::of_path(&path);
+        let now = fs::symlink_metadata(&path).ok();
         let is_leader_untouched = !self.plan.files.contains_key(&leader);
-        if is_leader_untouched && now.is_some_and(|now| now.is_same_inode(&entry.identity)) {
+        let is_same = |now: &Metadata| Identity::of(now).is_same_inode(&entry.identity);
+        if is_leader_untouched && now.as_ref().is_some_and(is_same) {
             return;
+        }
+        if is_leader_untouched && fs::symlink_metadata(&leader).is_err() {
+            // It stays away, and so do its other names.
+            if self.plan.left_alone.iter().any(|left| Path::new(left) == leader) {
+                self.plan.left_alone.push(path.to_string_lossy().into_owned());
+            }
+            return;
+        }
+        let is_by_job = entry.written || entry.is_open || self.is_changed_by_job(&path, now.as_ref());
+        if now.is_none() && !is_by_job {
+            self.plan.come_back.push(path.to_string_lossy().into_owned());
         }
         self.plan.hard_links.insert(path, leader);
     }

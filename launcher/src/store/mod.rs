@@ -1,7 +1,7 @@
 //! The store: what `--store` and `--upload` name, and the tiers of a job in it.
 
 pub mod answer;
-mod lock_scope;
+pub mod lock_scope;
 pub mod marks;
 pub mod options;
 pub mod root;

@@ -18,7 +18,7 @@ mod source;
 mod tombstones;
 
 pub use scrub::{Repaired, Scrubbed};
-pub use tombstones::set as set_tombstone;
+pub use tombstones::{new_name as new_tombstone, set as set_tombstone};
 
 use crate::codec::Codec;
 use crate::medium::{Medium, read_all};
@@ -122,6 +122,8 @@ pub struct PackStore {
     reclaiming: Mutex<()>,
     /// Packs that this store has written: no other machine is about to commit a snapshot that uses them.
     own: Mutex<HashSet<PackId>>,
+    /// Whether a failed save has left packs of which indexes may not exist.
+    has_unindexed: AtomicBool,
     /// The open packs and buffers of the sources that exist at the moment.
     sources: Mutex<Weak<chunks::Shared>>,
 }
@@ -140,6 +142,7 @@ impl PackStore {
             removing: Mutex::default(),
             reclaiming: Mutex::default(),
             own: Mutex::default(),
+            has_unindexed: AtomicBool::new(false),
             sources: Mutex::default(),
         }
     }
@@ -230,6 +233,14 @@ impl PackStore {
         self.medium.put_new(&index.pack.index(), &index.encode(&self.codec))
     }
 
+    /// The packs that another machine is about to delete. To be read before [`Self::refresh`].
+    fn leaving(&self) -> Result<HashSet<PackId>, ReadError> {
+        match self.limits.shared {
+            Some(_) => tombstones::packs(self, None),
+            None => Ok(HashSet::new()),
+        }
+    }
+
     /// Reads new indexes: another process may have written or moved chunks.
     fn refresh(&self) -> Result<(), ReadError> {
         let _removing = self.removing.lock();
@@ -289,8 +300,9 @@ impl Store for PackStore {
     }
 
     fn is_lacking(&self, manifest: &Manifest) -> Result<bool, ReadError> {
+        let leaving = self.leaving()?;
         self.refresh()?;
-        self.with_index(|index| index.lacking(manifest, &HashSet::new()).next().is_some())
+        self.with_index(|index| index.lacking(manifest, &leaving).next().is_some())
     }
 
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError> {

@@ -34,6 +34,8 @@ const SMALL_PACKS_MAX: usize = 32;
 #[derive(Default)]
 struct Live {
     scanned: HashSet<SnapshotId>,
+    /// Those that were told to be damaged. Each may be replaced by a whole one.
+    damaged: HashSet<SnapshotId>,
     chunks: HashSet<ChunkId>,
 }
 
@@ -53,8 +55,11 @@ impl Live {
                 }
                 Err(ReadError::Missing(_)) => continue,
                 // Its chunks cannot be determined any more.
-                Err(ReadError::Damaged { id, damage }) if damage.is_certain() => {
-                    tracing::warn!("the snapshot {id} is damaged: {damage}; its chunks are not kept");
+                Err(ReadError::Damaged { id: text, damage }) if damage.is_certain() => {
+                    if self.damaged.insert(id) {
+                        tracing::warn!("the snapshot {text} is damaged: {damage}; its chunks are not kept");
+                    }
+                    continue;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -93,6 +98,9 @@ pub fn reclaim(store: &PackStore, cancel: &AtomicBool) -> Result<Reclaimed, Save
     let _alone = store.reclaiming.lock();
     if store.limits.shared.is_some() {
         tombstones::sweep(store)?;
+    }
+    if store.has_unindexed.swap(false, Ordering::Relaxed) {
+        sweep_packs(store)?;
     }
     let mut work =
         Work { store, cancel, live: Live::default(), chunks: Chunks::new(store), done: Reclaimed::default() };
@@ -140,10 +148,7 @@ impl Work<'_> {
             }
         }
         let young = young(self.store).map_err(self.failed("list", &packs_dir()))?;
-        let leaving = match self.store.limits.shared {
-            Some(_) => tombstones::packs(self.store, None)?,
-            None => HashSet::new(),
-        };
+        let leaving = self.store.leaving()?;
         Ok(self.store.with_index(|index| {
             let new = |pack_bytes| PackUse { pack_bytes, ..PackUse::default() };
             let mut packs: BTreeMap<_, _> =
@@ -418,36 +423,47 @@ fn lacks_chunks(store: &PackStore) -> Result<bool, SaveError> {
 /// See [`crate::Store::sweep`]: removes unfinished objects and packs without an index.
 pub fn sweep(store: &PackStore) -> Result<Vec<String>, SaveError> {
     let _alone = store.reclaiming.lock();
-    let _no_save = store.saving.lock();
-    let folder = packs_dir();
-    let failed = |name: &RelPath| store.failed("sweep", name);
-    let mut swept = store.medium.sweep(store.limits.shared.unwrap_or_default()).map_err(failed(&folder))?;
-    let is_shared = store.limits.shared.is_some();
-    if is_shared {
+    let age = store.limits.shared.unwrap_or_default();
+    let mut swept = store.medium.sweep(age).map_err(store.failed("sweep", &packs_dir()))?;
+    if store.limits.shared.is_some() {
         swept.extend(tombstones::sweep(store)?);
     }
+    swept.extend(sweep_packs(store)?);
+    Ok(swept)
+}
+
+/// Removes packs without an index. Returns their names.
+fn sweep_packs(store: &PackStore) -> Result<Vec<String>, SaveError> {
+    let _no_save = store.saving.lock();
     let mut without_index = without_index(store)?;
     if without_index.is_empty() {
-        return Ok(swept);
+        return Ok(Vec::new());
     }
     if lacks_chunks(store)? {
         tracing::warn!(
             "{} packs without an index are kept, since a snapshot lacks data that may be in them: `ckpt-run repair`",
             without_index.len()
         );
-        return Ok(swept);
+        return Ok(Vec::new());
     }
     let set = || Tombstone::set(store, &without_index.iter().copied().collect::<Vec<_>>());
-    let tombstone = is_shared.then(set).transpose()?;
-    if is_shared {
+    let tombstone = store.limits.shared.map(|_| set()).transpose()?;
+    if let Some(tombstone) = &tombstone {
         // With an index that comes later, a snapshot is taken back, or another machine's copies of chunks do not count.
-        let still: HashSet<_> = self::without_index(store)?;
-        without_index.retain(|pack| still.contains(pack));
+        match self::without_index(store) {
+            Ok(still) => without_index.retain(|pack| still.contains(pack)),
+            Err(error) => {
+                // Nothing is deleted.
+                tombstone.remove(store)?;
+                return Err(error);
+            }
+        }
     }
+    let mut swept = Vec::new();
     for pack in without_index {
         let name = pack.pack();
         tracing::debug!("removing {}, which has no index", store.medium.describe(&name));
-        store.medium.remove(&name).map_err(failed(&name))?;
+        store.medium.remove(&name).map_err(store.failed("sweep", &name))?;
         swept.push(name.to_string());
     }
     tombstone.map_or(Ok(()), |tombstone| tombstone.remove(store))?;

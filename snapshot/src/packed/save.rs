@@ -3,7 +3,7 @@
 
 use super::chunk_index::ChunkIndex;
 use super::packer::Packer;
-use super::{PackStore, on_threads, tombstones};
+use super::{PackStore, on_threads};
 use crate::chunk::{Chunk, ChunkId, is_zeroes};
 use crate::medium::read_all;
 use crate::pack::{Index, PackId, packs_dir};
@@ -29,8 +29,6 @@ pub struct Saving<'a> {
     finished: Vec<Index>,
     files: Vec<DataFile>,
     is_committed: bool,
-    /// Whether indexes of finished packs may exist.
-    are_indexed: bool,
 }
 
 /// The state that the threads share.
@@ -50,15 +48,11 @@ impl<'a> Saving<'a> {
     /// Waits for the save lock and begins the snapshot `id`; see [`crate::Store::begin`].
     pub fn begin(store: &'a PackStore, id: &SnapshotId, needed_bytes: u64) -> Result<Self, SaveError> {
         let lock = store.saving.lock();
-        let leaving = match store.limits.shared {
+        let leaving = store.leaving()?;
+        if store.limits.shared.is_some() {
             // Another machine may have removed packs.
-            Some(_) => {
-                let leaving = tombstones::packs(store, None)?;
-                store.refresh()?;
-                leaving
-            }
-            None => HashSet::new(),
-        };
+            store.refresh()?;
+        }
         store.with_index(|_| ())?;
         let wanted_bytes = needed_bytes.min(expected_bytes(store, needed_bytes)?);
         let wanted_bytes = wanted_bytes + (wanted_bytes / 8).max(SPARE_MIN_BYTES);
@@ -85,7 +79,6 @@ impl<'a> Saving<'a> {
             finished: Vec::new(),
             files: Vec::new(),
             is_committed: false,
-            are_indexed: false,
         })
     }
 }
@@ -220,7 +213,6 @@ impl Saving<'_> {
             });
         self.finished = finished.into_inner();
         result?;
-        self.are_indexed = true;
         let threads = common.store.limits.threads().min(self.finished.len());
         on_threads(&mut vec![None::<()>; threads], &self.finished, |_, index| common.write_index(index))
     }
@@ -265,7 +257,7 @@ impl Saving<'_> {
     fn confirm(&mut self, name: &RelPath, content: &[u8], manifest: &Manifest) -> Result<(), SaveError> {
         let store = self.common.store;
         // In this order: a tombstone goes when its packs have gone.
-        let is_there = tombstones::packs(store, None).and_then(|leaving| {
+        let is_there = store.leaving().and_then(|leaving| {
             store.refresh()?;
             store.with_index(|index| index.lacking(manifest, &leaving).next().is_none())
         });
@@ -281,13 +273,16 @@ impl Saving<'_> {
     /// Removes the packs of a failed save. A pack that cannot be removed is swept later.
     fn roll_back(&mut self) {
         let store = self.common.store;
-        if store.limits.shared.is_some() && self.are_indexed {
-            // Another machine may use them by now. They are reclaimed, with a tombstone.
-            let finished = std::mem::take(&mut self.finished);
-            return store.change_index(|all| finished.iter().for_each(|index| all.add(index)));
-        }
         let _removing = store.removing.lock();
-        let finished = std::mem::take(&mut self.finished);
+        let mut finished = std::mem::take(&mut self.finished);
+        if store.limits.shared.is_some() {
+            // Another machine may use those whose indexes may exist. They are reclaimed, with a tombstone.
+            let own = store.own.lock();
+            let (left, unwritten): (Vec<_>, _) =
+                finished.into_iter().partition(|index| own.contains(&index.pack));
+            store.has_unindexed.fetch_or(!left.is_empty(), Ordering::Relaxed);
+            finished = unwritten;
+        }
         // A concurrent refresh may have added them to the index.
         store.change_index(|index| index.forget_packs(&finished.iter().map(|index| index.pack).collect()));
         for index in finished {

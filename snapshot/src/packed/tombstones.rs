@@ -29,14 +29,16 @@ impl Tombstone {
     /// # Errors
     /// If it cannot be written: it may exist nevertheless.
     pub fn set(store: &PackStore, packs: &[PackId]) -> Result<Self, SaveError> {
-        set(&*store.medium, packs).map(Self).map_err(store.failed("write", &dir()))
+        let one = new_name().map_err(store.failed("write", &dir()))?;
+        set(&*store.medium, &one, packs).map_err(store.failed("write", &one))?;
+        Ok(Self(one))
     }
 
     /// Removes it: the packs are deleted, or stay.
     ///
     /// # Errors
     /// If it cannot be removed. The packs are not used for further snapshots then.
-    pub fn remove(self, store: &PackStore) -> Result<(), SaveError> {
+    pub fn remove(&self, store: &PackStore) -> Result<(), SaveError> {
         store.medium.remove(&self.0).map_err(store.failed("remove", &self.0))
     }
 
@@ -45,15 +47,21 @@ impl Tombstone {
     }
 }
 
-/// Sets the tombstone of packs that are about to be deleted. Returns its name: it is to be removed after them.
+/// The name of a tombstone that is to be set.
+///
+/// # Errors
+/// If the kernel has no random numbers.
+pub fn new_name() -> io::Result<RelPath> {
+    Ok(name(&PackId::random()?.to_string()))
+}
+
+/// Sets the tombstone of packs that are about to be deleted. It is to be removed after them.
 ///
 /// # Errors
 /// If it cannot be written: it may exist nevertheless.
-pub fn set(medium: &dyn Medium, packs: &[PackId]) -> io::Result<RelPath> {
-    let name = name(&PackId::random()?.to_string());
+pub fn set(medium: &dyn Medium, name: &RelPath, packs: &[PackId]) -> io::Result<()> {
     let lines: String = packs.iter().map(|pack| format!("{pack}\n")).collect();
-    medium.put_new(&name, lines.as_bytes())?;
-    Ok(name)
+    medium.put_new(name, lines.as_bytes())
 }
 
 /// The packs that are about to be deleted, but for those of this tombstone. Whoever wants to know which packs are left has

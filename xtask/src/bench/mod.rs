@@ -3,7 +3,7 @@
 //! `host`: a process of a given size under ckpt-run. The same process is dumped by ckpt-run and by CRIU alone, into
 //! the same kind of tmpfs, in turns; it is restored by ckpt-run and by CRIU alone, from the same files. How long it
 //! stood still is measured by the process itself. Also, the same memory in one process and in eight. Rounds are added until
-//! their ratios are close together.
+//! the middle half of their ratios is close together.
 //!
 //! `gpu`: what the interposer adds to calls of the CUDA driver, and how fast device memory is captured and brought
 //! back, on any machine.
@@ -34,7 +34,7 @@ use serde::Serialize;
 use crate::{process, tools, workspace};
 use sandbox::Sandbox;
 
-/// How far ratios of rounds may be apart, of their median.
+/// How far the quartiles of rounds' ratios may be apart, of their median.
 const RANGE_MAX: f64 = 0.15;
 
 /// Options of `cargo xtask bench`.
@@ -88,7 +88,7 @@ struct HostArgs {
     /// Rounds per size, at least; the medians are told
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Rounds at most, while ratios differ by more than 15 %
+    /// Rounds at most, while the middle half of their ratios differs by more than 15 %
     #[arg(long, default_value_t = 9)]
     most_rounds: usize,
     /// Resident size of one process, and of eight together, GB; 0: leave that out
@@ -108,16 +108,16 @@ struct Ratio {
     median: f64,
     least: f64,
     most: f64,
-    /// Whether they differ by at most 15 % of the median: otherwise the median cannot be relied on.
+    /// Whether the quartiles are apart by at most 15 % of the median: otherwise the median cannot be relied on.
     is_reliable: bool,
 }
 
 impl Ratio {
-    fn of(values: Vec<f64>) -> Self {
-        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = values.iter().copied().fold(0.0, f64::max);
-        let median = median(values);
-        Self { median, least, most, is_reliable: most - least <= RANGE_MAX * median }
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let at = |quarters: usize| values.get(values.len() * quarters / 4).copied().unwrap_or(f64::NAN);
+        let (least, median, most) = (at(0), at(2), values.last().copied().unwrap_or(f64::NAN));
+        Self { median, least, most, is_reliable: at(3) - at(1) <= RANGE_MAX * median }
     }
 }
 

@@ -506,7 +506,8 @@ pub(super) fn shrink(
     real: impl FnOnce() -> Status,
 ) -> Status {
     let status = make(call, out, Some(of), || plan_shrunk(of, excluded), real);
-    // The work is stopped first, whatever comes of the rest.
+    // The work is stopped first, whatever comes of the rest. After an error of the arguments it is not known whether it was:
+    // steps that do not count could be cut in the middle, so they count.
     if flags & SHRINK_ABORT != 0 && ![INVALID_ARGUMENT, INVALID_USAGE].contains(&status) {
         stopped(of, SUCCESS);
     }

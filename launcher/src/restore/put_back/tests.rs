@@ -535,6 +535,8 @@ fn a_file_that_is_deleted_in_the_last_moments_comes_back() {
         job.write(name, name);
     }
     job.write("large", "x".repeat(2 << 20));
+    fs::hard_link(job.path("large"), job.path("large too")).unwrap();
+    fs::hard_link(job.path("old"), job.path("old too")).unwrap();
     symlink("old", job.path("latest")).unwrap();
     job.touched = Some([path(&job, "log")].into());
     let snapshot = job.capture(&[], &[]);
@@ -544,7 +546,7 @@ fn a_file_that_is_deleted_in_the_last_moments_comes_back() {
     std::thread::sleep(Duration::from_millis(30));
     let recorded_ns = nanoseconds(SystemTime::now());
     std::thread::sleep(Duration::from_millis(30));
-    for name in ["old", "large", "latest"] {
+    for name in ["old", "old too", "large", "large too", "latest"] {
         fs::remove_file(job.path(name)).unwrap();
     }
     fs::rename(job.path("moved"), job.path("elsewhere")).unwrap();
@@ -555,10 +557,11 @@ fn a_file_that_is_deleted_in_the_last_moments_comes_back() {
     let names = |names: &[&str]| names.iter().map(|name| path(&job, name)).collect::<Vec<_>>();
     assert_eq!(
         plan.left_alone,
-        names(&["large", "moved before"]),
+        names(&["large", "large too", "moved before"]),
         "the snapshot does not have the first one"
     );
-    assert_eq!(plan.come_back, names(&["latest", "moved", "old"]));
+    assert_eq!(plan.come_back, names(&["latest", "moved", "old", "old too"]));
+    assert_eq!(plan.hard_links, [(job.path("old too"), job.path("old"))].into());
     let planned: Vec<_> = plan.files.iter().map(|(path, (_, action))| (path.clone(), action)).collect();
     let [(moved, FileAction::Move(from)), (old, FileAction::Replace { at: None, .. })] = &planned[..] else {
         panic!("{planned:?}")
