@@ -163,16 +163,18 @@ pub fn nccl() -> Result<&'static Nccl> {
 /// The functions for memory, or the check is skipped.
 pub fn of_memory() -> Result<&'static OfMemory> {
     static OF_MEMORY: OnceLock<std::result::Result<OfMemory, String>> = OnceLock::new();
-    OF_MEMORY.get_or_init(OfMemory::load).as_ref().or_else(|error| skipped(format!("an older NCCL: {error}")))
+    newer(OF_MEMORY.get_or_init(OfMemory::load))
 }
 
 /// The functions for ranks that do not answer, or the check is skipped.
 pub fn of_failures() -> Result<&'static OfFailures> {
     static OF_FAILURES: OnceLock<std::result::Result<OfFailures, String>> = OnceLock::new();
-    OF_FAILURES
-        .get_or_init(OfFailures::load)
-        .as_ref()
-        .or_else(|error| skipped(format!("an older NCCL: {error}")))
+    newer(OF_FAILURES.get_or_init(OfFailures::load))
+}
+
+/// Functions that an older NCCL lacks.
+fn newer<T>(loaded: &std::result::Result<T, String>) -> Result<&T> {
+    loaded.as_ref().or_else(|error| skipped(format!("an older NCCL: {error}")))
 }
 
 /// Calls NCCL and gives its result. `in`: the table of the function.

@@ -18,6 +18,7 @@ mod source;
 mod tombstones;
 
 pub use scrub::{Repaired, Scrubbed};
+use tombstones::Tombstone;
 pub use tombstones::{new_name as new_tombstone, set as set_tombstone};
 
 use crate::codec::Codec;
@@ -233,12 +234,15 @@ impl PackStore {
         self.medium.put_new(&index.pack.index(), &index.encode(&self.codec))
     }
 
-    /// The packs that another machine is about to delete. To be read before [`Self::refresh`].
-    fn leaving(&self) -> Result<HashSet<PackId>, ReadError> {
-        match self.limits.shared {
-            Some(_) => tombstones::packs(self, None),
-            None => Ok(HashSet::new()),
-        }
+    /// As [`Self::refresh`]. Returns the packs that others are about to delete, but for those of the tombstone `own`.
+    fn refresh_and_leaving(&self, own: Option<&Tombstone>) -> Result<HashSet<PackId>, ReadError> {
+        // In this order: a tombstone goes when its packs have gone.
+        let leaving = match self.limits.shared {
+            Some(_) => tombstones::packs(self, own)?,
+            None => HashSet::new(),
+        };
+        self.refresh()?;
+        Ok(leaving)
     }
 
     /// Reads new indexes: another process may have written or moved chunks.
@@ -300,8 +304,7 @@ impl Store for PackStore {
     }
 
     fn is_lacking(&self, manifest: &Manifest) -> Result<bool, ReadError> {
-        let leaving = self.leaving()?;
-        self.refresh()?;
+        let leaving = self.refresh_and_leaving(None)?;
         self.with_index(|index| index.lacking(manifest, &leaving).next().is_some())
     }
 

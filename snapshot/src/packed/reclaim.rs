@@ -105,8 +105,8 @@ pub fn reclaim(store: &PackStore, cancel: &AtomicBool) -> Result<Reclaimed, Save
     let mut work =
         Work { store, cancel, live: Live::default(), chunks: Chunks::new(store), done: Reclaimed::default() };
     work.live.scan(store)?;
-    store.refresh()?;
-    let packs = work.pack_use()?;
+    let leaving = store.refresh_and_leaving(None)?;
+    let packs = work.pack_use(&leaving)?;
     let is_dead = |pack_use: &PackUse| pack_use.live.is_empty() && !pack_use.is_held;
     let dead: Vec<_> = packs.iter().filter(|(_, one)| is_dead(one)).map(|(pack, _)| *pack).collect();
     // First, since it frees space for the copies.
@@ -135,8 +135,8 @@ impl Work<'_> {
         self.store.failed(step, name)
     }
 
-    /// The live chunks of every pack.
-    fn pack_use(&self) -> Result<BTreeMap<PackId, PackUse>, SaveError> {
+    /// The live chunks of every pack. `leaving` are those that others are about to delete.
+    fn pack_use(&self, leaving: &HashSet<PackId>) -> Result<BTreeMap<PackId, PackUse>, SaveError> {
         let duplicates = |index: &ChunkIndex| -> Vec<Vec<Location>> {
             let all = self.live.chunks.iter().map(|id| index.locations(id));
             all.filter(|locations| locations.len() > 1).map(<[Location]>::to_vec).collect()
@@ -148,7 +148,6 @@ impl Work<'_> {
             }
         }
         let young = young(self.store).map_err(self.failed("list", &packs_dir()))?;
-        let leaving = self.store.leaving()?;
         Ok(self.store.with_index(|index| {
             let new = |pack_bytes| PackUse { pack_bytes, ..PackUse::default() };
             let mut packs: BTreeMap<_, _> =
@@ -339,8 +338,7 @@ impl Work<'_> {
         let mut look = || -> Result<(), SaveError> {
             if tombstone.is_some() {
                 // Packs with the copies of what is live may be about to go, too.
-                leaving.extend(tombstones::packs(store, tombstone.as_ref())?);
-                store.refresh()?;
+                leaving.extend(store.refresh_and_leaving(tombstone.as_ref())?);
             }
             live.extend(self.live.scan(store)?);
             Ok(())

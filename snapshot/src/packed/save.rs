@@ -48,11 +48,11 @@ impl<'a> Saving<'a> {
     /// Waits for the save lock and begins the snapshot `id`; see [`crate::Store::begin`].
     pub fn begin(store: &'a PackStore, id: &SnapshotId, needed_bytes: u64) -> Result<Self, SaveError> {
         let lock = store.saving.lock();
-        let leaving = store.leaving()?;
-        if store.limits.shared.is_some() {
+        let leaving = match store.limits.shared {
             // Another machine may have removed packs.
-            store.refresh()?;
-        }
+            Some(_) => store.refresh_and_leaving(None)?,
+            None => HashSet::new(),
+        };
         store.with_index(|_| ())?;
         let wanted_bytes = needed_bytes.min(expected_bytes(store, needed_bytes)?);
         let wanted_bytes = wanted_bytes + (wanted_bytes / 8).max(SPARE_MIN_BYTES);
@@ -256,14 +256,9 @@ impl Saving<'_> {
     /// not see before the commit that they are live. Otherwise removes the snapshot.
     fn confirm(&mut self, name: &RelPath, content: &[u8], manifest: &Manifest) -> Result<(), SaveError> {
         let store = self.common.store;
-        // In this order: a tombstone goes when its packs have gone.
-        let is_there = store.leaving().and_then(|leaving| {
-            store.refresh()?;
-            store.with_index(|index| index.lacking(manifest, &leaving).next().is_none())
-        });
-        let failure = match is_there {
-            Ok(true) => return Ok(()),
-            Ok(false) => SaveError::Overtaken(self.id.to_string()),
+        let failure = match store.is_lacking(manifest) {
+            Ok(false) => return Ok(()),
+            Ok(true) => SaveError::Overtaken(self.id.to_string()),
             Err(error) => error.into(),
         };
         self.take_back(name, content)?;
