@@ -492,7 +492,9 @@ pub(super) fn abort(call: Call, of: Communicator, real: impl FnOnce() -> Status)
 pub(super) fn revoke(call: Call, of: Communicator, real: impl FnOnce() -> Status) -> Status {
     let _entered = enter(call, |_| Begun::Passes);
     let status = real();
-    stopped(of, status);
+    if status == SUCCESS || status == IN_PROGRESS {
+        stopped(of);
+    }
     status
 }
 
@@ -509,17 +511,15 @@ pub(super) fn shrink(
     // The work is stopped first, whatever comes of the rest. After an error of the arguments it is not known whether it was:
     // steps that do not count could be cut in the middle, so they count.
     if flags & SHRINK_ABORT != 0 && ![INVALID_ARGUMENT, INVALID_USAGE].contains(&status) {
-        stopped(of, SUCCESS);
+        stopped(of);
     }
     status
 }
 
 /// A call has stopped what was under way on a communicator: some ranks may have made more steps on it than others. None of
 /// them count any more.
-fn stopped(of: Communicator, status: Status) {
-    if (status == SUCCESS || status == IN_PROGRESS)
-        && let Some(entry) = entry(of)
-    {
+fn stopped(of: Communicator) {
+    if let Some(entry) = entry(of) {
         ranks().clock.retire(&entry);
         GENERATION.fetch_add(1, AcqRel);
     }
