@@ -118,6 +118,13 @@ pub enum Damage {
         /// The chunk's name.
         chunk: String,
     },
+    /// The indexes do not list all of a data file, or only in packs that are about to be deleted. A deletion may be
+    /// withdrawn, and an index be repaired.
+    #[error("the store lacks data of {path}. `ckpt-run verify` says what")]
+    Lacking {
+        /// The data file.
+        path: String,
+    },
     /// A pack or an index has been altered.
     #[error("{object}: {reason}")]
     Object {
@@ -149,7 +156,11 @@ impl Damage {
     /// its server is down. Nothing may be removed because of uncertain damage.
     #[must_use]
     pub fn is_certain(&self) -> bool {
-        !matches!(self, Self::Unreadable { source, .. } if classify(source) != ReadFailure::Damaged)
+        match self {
+            Self::Unreadable { source, .. } => classify(source) == ReadFailure::Damaged,
+            Self::Lacking { .. } => false,
+            _ => true,
+        }
     }
 }
 

@@ -35,6 +35,15 @@ pub trait Store: Debug + Send + Sync {
     /// If the store cannot be read at all.
     fn list(&self) -> Result<Vec<Listed>, ReadError>;
 
+    /// As [`Store::list`], but a snapshot whose data is not all listed by indexes counts as unreadable, with
+    /// [`Damage::Lacking`]. The data itself is not read.
+    ///
+    /// # Errors
+    /// If the store cannot be read at all.
+    fn list_checked(&self) -> Result<Vec<Listed>, ReadError> {
+        self.list()
+    }
+
     /// Reads the manifest of `id` and checks its checksum.
     ///
     /// # Errors

@@ -157,10 +157,17 @@ impl Tiers {
     /// # Errors
     /// If a tier cannot be read and no other tier has a snapshot: an empty list might be wrong.
     pub fn placed(&self) -> Result<Vec<PlacedSnapshot>, ReadError> {
+        self.placed_by(|store| store.list())
+    }
+
+    fn placed_by(
+        &self,
+        list: impl Fn(&dyn Store) -> Result<Vec<Listed>, ReadError>,
+    ) -> Result<Vec<PlacedSnapshot>, ReadError> {
         let mut found: BTreeMap<SnapshotId, PlacedSnapshot> = BTreeMap::new();
         let mut failure = None;
         for tier in &self.tiers {
-            match tier.store.list() {
+            match list(&*tier.store) {
                 Ok(listed) => listed.into_iter().for_each(|one| add(&mut found, tier, one)),
                 Err(error) => {
                     self.warn_once("", tier, &error, "its snapshots are left out");
@@ -225,9 +232,17 @@ impl Tiers {
     /// # Errors
     /// If one of the tiers cannot be read.
     pub fn list_in(&self, names: &[&str]) -> Result<Vec<Listed>, ReadError> {
+        self.list_in_by(names, |store| store.list())
+    }
+
+    fn list_in_by(
+        &self,
+        names: &[&str],
+        list: impl Fn(&dyn Store) -> Result<Vec<Listed>, ReadError>,
+    ) -> Result<Vec<Listed>, ReadError> {
         let mut found = BTreeMap::new();
         for tier in self.tiers.iter().filter(|tier| names.contains(&tier.name())) {
-            tier.store.list()?.into_iter().for_each(|one| add(&mut found, tier, one));
+            list(&*tier.store)?.into_iter().for_each(|one| add(&mut found, tier, one));
         }
         Ok(found.into_values().map(|placed: PlacedSnapshot| placed.listed).collect())
     }
@@ -244,7 +259,7 @@ impl Tiers {
         history: &History,
     ) -> Result<Vec<SnapshotId>, CopyError> {
         names.iter().try_for_each(|name| self.tier(name).map(drop))?;
-        let listed = self.list_in(names)?;
+        let listed = self.list_in_by(names, |store| store.list_checked())?;
         let mut marks = marks.clone();
         for name in names {
             self.tier(name)?.store.pins()?.keys().for_each(|id| marks.pin(id));
@@ -420,6 +435,11 @@ impl Store for Tiers {
 
     fn list(&self) -> Result<Vec<Listed>, ReadError> {
         Ok(self.placed()?.into_iter().map(|placed| placed.listed).collect())
+    }
+
+    fn list_checked(&self) -> Result<Vec<Listed>, ReadError> {
+        let placed = self.placed_by(|store| store.list_checked())?;
+        Ok(placed.into_iter().map(|placed| placed.listed).collect())
     }
 
     fn manifest(&self, id: &SnapshotId) -> Result<Manifest, ReadError> {

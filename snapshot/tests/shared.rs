@@ -137,6 +137,46 @@ fn a_copy_that_lacks_data_is_replaced() {
     assert!(memory.names(".pack").len() > ids.len());
 }
 
+/// Its save was killed before it was checked, and another machine deleted packs meanwhile.
+#[test]
+fn a_snapshot_that_lacks_data_does_not_count_as_good() {
+    let memory = Memory::default();
+    let tiers = Tiers::new(vec![Tier::new("remote", Box::new(store(&memory)), true)]);
+    let prunable = || {
+        let (marks, history) = (Marks::default(), History::default());
+        let ids = tiers.prunable(&["remote"], &Retention::newest(1), &marks, &history).unwrap();
+        ids.iter().map(SnapshotId::sequence).collect::<Vec<_>>()
+    };
+    save(&tiers, 1, &[1]).unwrap();
+    save(&tiers, 2, &[1, 2]).unwrap();
+    let before = memory.names(".pack");
+    save(&tiers, 3, &[2, 3]).unwrap();
+    assert_eq!(prunable(), [1, 2]);
+    let of_the_newest: Vec<_> =
+        memory.names(".pack").into_iter().filter(|name| !before.contains(name)).collect();
+    let ids: Vec<_> = of_the_newest.iter().map(|name| pack_id(name)).collect();
+    // They may be about to be deleted.
+    packed::set_tombstone(&memory, &packed::new_tombstone().unwrap(), &ids).unwrap();
+    assert_eq!(prunable(), [1], "the last one with its data stays");
+    memory
+        .names("")
+        .iter()
+        .filter(|name| name.starts_with("tombstones/"))
+        .for_each(|name| memory.unset(name));
+    assert_eq!(prunable(), [1, 2]);
+    for pack in &of_the_newest {
+        memory.unset(pack);
+        memory.unset(&pack.replace(".pack", ".index"));
+    }
+    assert_eq!(prunable(), [1]);
+    let checked = tiers.list_checked().unwrap();
+    let lacking = checked[2].manifest.as_ref().unwrap_err().to_string();
+    assert!(lacking.contains("cannot be read: the store lacks data of"), "{lacking}");
+    assert!(checked[..2].iter().all(|one| one.manifest.is_ok()));
+    save(&tiers, 4, &[4]).unwrap();
+    assert_eq!(prunable(), [1, 2], "nothing is deleted because of it");
+}
+
 fn pack_id(name: &str) -> pack::PackId {
     let name = name.strip_prefix("packs/").and_then(|name| name.strip_suffix(".pack"));
     pack::PackId::parse(name.expect("a pack")).expect("a pack's name")

@@ -134,7 +134,7 @@ fn protection(
     let deleted: BTreeSet<_> =
         deleted.iter().filter(|(other, _)| other.key() == job.key()).map(|(_, id)| id).collect();
     let store = tiers::open(&config.store, job)?;
-    let all = store.list()?;
+    let all = store.list_checked()?;
     let candidates = resume_point::of_next_run(job, &store, &all)?;
     let is_readable = |id: &&SnapshotId| all.iter().any(|one| one.id == **id && one.manifest.is_ok());
     let (bad, good): (Vec<_>, Vec<_>) =
@@ -240,7 +240,7 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
             job.check_records()?;
         }
         let store = tiers::open(&config.store, job)?;
-        let all = store.list()?;
+        let all = store.list_checked()?;
         // A job that runs may hang.
         let last_progress = job.is_locked().then(|| last_progress_unix_ms(job)).flatten();
         let history = tiers::history(job, last_progress)?;

@@ -271,6 +271,22 @@ impl Store for PackStore {
         Ok(listed.filter(|one| !matches!(one.manifest, Err(ReadError::Missing(_)))).collect())
     }
 
+    fn list_checked(&self) -> Result<Vec<Listed>, ReadError> {
+        let mut listed = self.list()?;
+        // The indexes after the manifests, which are written later.
+        let leaving = self.refresh_and_leaving(None)?;
+        self.with_index(|index| {
+            for one in &mut listed {
+                let lacking =
+                    |manifest| index.lacking(manifest, &leaving).next().map(|file| file.path.to_string());
+                if let Some(path) = one.manifest.as_ref().ok().and_then(lacking) {
+                    one.manifest = Err(damaged(&one.id, Damage::Lacking { path }));
+                }
+            }
+        })?;
+        Ok(listed)
+    }
+
     fn manifest(&self, id: &SnapshotId) -> Result<Manifest, ReadError> {
         let name = sealed::name(id);
         let unreadable = |source: io::Error| match source.kind() {

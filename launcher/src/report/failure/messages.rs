@@ -156,6 +156,7 @@ fn of_damage() {
         Damage::Object { .. } => Damage::Object { object: text("packs/p"), reason: text("it is cut off") }, "packs/p";
         Damage::Length { .. } => Damage::Length { path: text("images/a"), found: 1, recorded: 2 }, "images/a";
         Damage::Checksum { .. } => Damage::Checksum { path: text("images/a") }, "images/a";
+        Damage::Lacking { .. } => Damage::Lacking { path: text("images/a") }, "`ckpt-run verify`";
     }
 }
 
