@@ -2,13 +2,13 @@
 //! takes more memory than it should.
 
 mod common;
-#[path = "../fuzz/entries.rs"]
 mod entries;
 
 use ckpt_snapshot::chunk::{CHUNK_BYTES, Chunk, ChunkId};
 use ckpt_snapshot::codec::{Codec, Compression, Encoding, Packing};
 use ckpt_snapshot::pack::{Entry, HEADER_BYTES, Index};
 use ckpt_snapshot::*;
+use ckpt_test_mutate::mutations;
 use entries::{ENTRIES, PACK, encrypting, id};
 use proptest::prelude::*;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -153,10 +153,34 @@ proptest! {
 }
 
 fn corpus(entry: &str) -> Vec<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(entry);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(entry);
     let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()).collect();
     files.sort();
     files
+}
+
+fn samples(entry: &str) -> Vec<Vec<u8>> {
+    corpus(entry).iter().map(|file| std::fs::read(file).unwrap()).collect()
+}
+
+#[test]
+fn any_manifest_of_version_1_is_read_or_refused() {
+    mutations(&samples("manifest_v1"), entries::manifest_v1);
+}
+
+#[test]
+fn any_manifest_is_read_or_refused() {
+    mutations(&samples("manifest"), entries::manifest);
+}
+
+#[test]
+fn any_index_is_read_or_refused() {
+    mutations(&samples("index"), entries::index);
+}
+
+#[test]
+fn any_chunk_is_read_or_refused() {
+    mutations(&samples("chunk"), entries::chunk);
 }
 
 /// Each file of the corpus, whole, cut, and with each of its bytes altered.
@@ -323,7 +347,7 @@ fn a_file_that_is_all_zeroes_takes_no_more_than_a_small_one_may() {
 #[test]
 #[ignore = "writes the committed corpus"]
 fn write_the_corpus() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
     let put = |entry: &str, name: &str, bytes: &[u8]| {
         std::fs::create_dir_all(dir.join(entry)).unwrap();
         std::fs::write(dir.join(entry).join(name), bytes).unwrap();

@@ -1,5 +1,5 @@
 //! The project's chores: `cargo xtask test`, `cargo xtask demo`, `cargo xtask bench`, `cargo xtask conformance`,
-//! `cargo xtask soak`, `cargo xtask simcuda`, `cargo xtask gpu-bundle`, `cargo xtask dist`, `cargo xtask structure`, `cargo xtask ci`.
+//! `cargo xtask soak`, `cargo xtask fuzz`, `cargo xtask simcuda`, `cargo xtask gpu-bundle`, `cargo xtask dist`, `cargo xtask structure`, `cargo xtask ci`.
 //!
 //! Each works on a fresh machine: what it needs and does not find is set up first, see [`tools`].
 
@@ -13,6 +13,7 @@ mod demo;
 mod dist;
 mod elf;
 mod failures;
+mod fuzz;
 mod process;
 mod say;
 mod skips;
@@ -45,6 +46,8 @@ enum Command {
     Bench(bench::Args),
     /// Checkpoint and kill a job hundreds of times; it has to end as if nothing had been, and nothing may grow
     Soak(soak::Args),
+    /// Let libFuzzer look for input that makes a reader of untrusted bytes panic
+    Fuzz(fuzz::Args),
     /// Build simcuda, the simulated CUDA driver, and print where its libcuda.so.1 is
     Simcuda,
     /// Check simcuda, or another CUDA driver, against CUDA's documentation
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Soak(args) => soak::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
         Command::Simcuda => workspace::simcuda().map(|path| {
             println!("{}", path.display());
             ExitCode::SUCCESS

@@ -200,7 +200,7 @@ mod tests {
         ("ratios", "a measurement, run by `cargo xtask bench gpu`"),
         ("works_on_a_directory", "run by other tests in a process of its own"),
         ("write_the_stores_of_version_3", "run by hand to write the fixture of a version"),
-        ("write_the_corpus", "run by hand to write the corpus of the fuzzers"),
+        ("write_the_corpus", "run by hand to write the corpus of the readers"),
         ("writes_until_a_file_is_too_large", "run by another test in a process of its own"),
     ];
 

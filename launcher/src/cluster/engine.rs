@@ -228,6 +228,10 @@ mod tests {
         for bad in ["", ",", "n[1-4", "a b", "$(x)", "n[]]"] {
             assert_eq!(first_node(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn any_list_has_a_first_node_or_none() {
         ckpt_test_mutate::mutations(&[b"rack[2,1]-n[010-012].cluster,m1".to_vec()], |bytes| {
             if let Ok(text) = std::str::from_utf8(bytes) {
                 let _ = first_node(text);

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_record_is_named() {
+    fn any_damaged_record_is_named() {
         let (_store, job) = job(None);
         let log = LogFiles::open(&job, false).unwrap();
         log.put(0, &epoch(1)).unwrap();

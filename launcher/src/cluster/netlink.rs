@@ -306,6 +306,11 @@ mod tests {
         let written = Attributes::default().text(1, "ab").number(2, 3).nested(4, &Attributes::default());
         let expected: [(u16, &[u8]); 3] = [(1, b"ab\0"), (2, &[0, 0, 0, 3]), (4, &[])];
         assert_eq!(attributes(&written.0), expected);
+    }
+
+    #[test]
+    fn any_attributes_are_read_or_left_out() {
+        let written = Attributes::default().text(1, "ab").number(2, 3).nested(4, &Attributes::default());
         ckpt_test_mutate::mutations(&[written.0], |bytes| drop(attributes(bytes)));
     }
 }

@@ -1,9 +1,13 @@
 //! Fuzzing by mutation: a reader of untrusted bytes gets altered versions of valid input, and must not panic.
 //!
 //! An ordinary run tries the same versions each time. `CKPT_TEST_MUTATIONS` sets how many are tried, from a random seed on,
-//! which is printed if the reader panics. `CKPT_TEST_SEED` repeats a run.
+//! which is printed if the reader panics. `CKPT_TEST_SEED` repeats a run. `cargo xtask fuzz` lets libFuzzer alter the
+//! input, guided by the code that it reaches.
 
-#![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "guided"), forbid(unsafe_code))]
+
+#[cfg(feature = "guided")]
+mod guided;
 
 use fastrand::Rng;
 
@@ -54,6 +58,10 @@ impl Drop for Seed {
 /// If `read` does.
 pub fn mutations(samples: &[Vec<u8>], read: impl Fn(&[u8])) {
     samples.iter().for_each(|sample| read(sample));
+    #[cfg(feature = "guided")]
+    if let Some(options) = guided::Options::from_environment() {
+        guided::fuzz(&options, samples, &read);
+    }
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
     let wanted = number("CKPT_TEST_MUTATIONS");
     let first =

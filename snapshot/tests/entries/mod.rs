@@ -1,4 +1,4 @@
-//! What the fuzzer runs, and an ordinary test with the corpus: any bytes give an error or something sound, never a
+//! The readers of a store, for tests with the corpus and for the fuzzer (`cargo xtask fuzz`): any bytes give an error or something sound, never a
 //! panic. Each reader gets the bytes as they are, and with the checksum that they ought to have, since nothing else
 //! would ever get past it.
 

@@ -1,9 +1,0 @@
-//! `cargo +nightly fuzz run chunk`: see `entries.rs`.
-
-#![no_main]
-
-#[path = "../entries.rs"]
-#[allow(dead_code)]
-mod entries;
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| entries::chunk(bytes));
