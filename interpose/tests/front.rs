@@ -225,11 +225,19 @@ fn as_text(queries: &[(&str, u32, u64)]) -> String {
     queries.iter().map(|(name, version, flags)| format!("{name} {version} {flags}\n")).collect()
 }
 
+/// Every symbol of the table for dlsym: a test of cuda-abi shows that NVIDIA's library exports no other ones.
+fn symbols() -> String {
+    let names = ENTRY_POINTS
+        .iter()
+        .flat_map(|row| [Some(row.symbol), row.per_thread.map(|(symbol, _)| symbol)].into_iter().flatten());
+    names.map(|symbol| format!("{symbol} -1 0\n")).collect()
+}
+
 /// Runs `routes` with a driver of the version `newest` under one file name, plain and with the interposer.
 fn look_up_everything(launcher: &Launcher, driver: &Path, newest: u32) {
     let program = compile(launcher, "routes.c", "routes", &["-ldl"]);
     let queries = queries();
-    let text = as_text(&queries);
+    let text = as_text(&queries) + &symbols();
     let plain = routes(plain(launcher, &program), driver, &text);
     let with = routes(preloaded(launcher, &program), driver, &text);
     assert!(with.keys().eq(plain.keys()));
@@ -260,6 +268,8 @@ fn look_up_everything(launcher: &Launcher, driver: &Path, newest: u32) {
     }
     let handed_out = with.keys().filter(|route| route.starts_with("v2 cu") && route.ends_with("= 0, 0"));
     assert!(handed_out.count() > 400);
+    let exported = with.iter().filter(|(route, found)| route.starts_with("symbol ") && *found != "none");
+    assert!(exported.count() > 600);
 }
 
 #[test]

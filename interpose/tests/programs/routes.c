@@ -1,5 +1,5 @@
 // Looks the driver's functions up in every way, and tells whose function came back.
-// usage: routes DRIVER; standard input: lines of NAME VERSION FLAGS for cuGetProcAddress
+// usage: routes DRIVER; standard input: lines of NAME VERSION FLAGS for cuGetProcAddress, or of SYMBOL -1 0 for dlsym
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
@@ -59,6 +59,11 @@ int main(int count, char **arguments)
     int version, status;
     unsigned long long flags;
     while (scanf("%127s %d %llu", name, &version, &flags) == 3) {
+        if (version < 0) {
+            snprintf(route, sizeof route, "symbol %s", name);
+            tell(route, dlsym(driver, name));
+            continue;
+        }
         void *found = NULL;
         int result = v1(name, &found, version, flags);
         snprintf(route, sizeof route, "v1 %s %d %llu = %d", name, version, flags, result);
