@@ -100,13 +100,22 @@ pub fn train_script() -> PathBuf {
     workspace().join("examples/train.py")
 }
 
-/// torchrun with two ranks on this machine, without the script and its options. It gets a free port below the
-/// ephemeral range, since tests run in parallel; the port behind it is free for the ranks.
+/// torchrun with two ranks on this machine, without the script and its options.
 ///
 /// # Panics
 /// When no port is free.
 #[must_use]
 pub fn torchrun_with_two_ranks() -> Vec<std::ffi::OsString> {
+    torchrun_with_ranks(2)
+}
+
+/// The same with so many ranks. It gets a free port below the ephemeral range, since tests run in parallel; the port
+/// behind it is free for the ranks.
+///
+/// # Panics
+/// When no port is free.
+#[must_use]
+pub fn torchrun_with_ranks(count: u32) -> Vec<std::ffi::OsString> {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let port = (0..1000)
         .map(|_| {
@@ -116,8 +125,8 @@ pub fn torchrun_with_two_ranks() -> Vec<std::ffi::OsString> {
         .find(|port| (*port..port + 2).all(|port| std::net::TcpListener::bind(("0.0.0.0", port)).is_ok()))
         .expect("a free port");
     let mut argv = vec![torchrun().into_os_string()];
-    argv.extend(["-r", "1", "-t", "1", "--nproc_per_node=2", "--master_port"].map(Into::into));
-    argv.push(port.to_string().into());
+    argv.extend(["-r", "1", "-t", "1", "--master_port"].map(Into::into));
+    argv.extend([port.to_string().into(), format!("--nproc_per_node={count}").into()]);
     argv
 }
 

@@ -2,9 +2,12 @@
 //! same output as if nothing had happened.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use ckpt_run_tests::gpu::{built, cuda_program, libcuda_dir};
-use ckpt_run_tests::{is_full_run, schema, torchrun_with_two_ranks};
+use ckpt_run_tests::{
+    Running, Sandbox, is_full_run, rng_of_run, schema, torchrun_with_ranks, torchrun_with_two_ranks,
+};
 
 use crate::gpu_job::{GpuJob, few_kills, kills, library};
 
@@ -245,6 +248,131 @@ fn ranks_that_wait_on_the_host_for_parked_ones_run_on_unharmed() {
     );
     assert_eq!(running.wait(), 0, "{}", running.said());
     assert_eq!(job.output(), job.unbroken());
+}
+
+/// Three ranks under torchrun that use NCCL, and gloo and a store between them. Some of their steps have a part in which no
+/// cut is possible.
+fn with_the_host_too(variables: &[(&str, &str)]) -> GpuJob {
+    let mut job = GpuJob::new(|gpu, _| {
+        let argv = torchrun_with_ranks(3);
+        let mut command = gpu.command(&argv[0]);
+        command.args(&argv[1..]).arg(cuda_program("host_too.py")).args([&*MANY.to_string(), "steps.txt"]);
+        command.env("SIMCUDA_DEVICES", "3").env("PYTHONDONTWRITEBYTECODE", "1");
+        command.envs(variables.iter().copied());
+        command
+    });
+    job.output = "steps.txt";
+    job
+}
+
+/// Number of attempts that the cut of a snapshot took.
+fn attempts_of(id: &str, sandbox: &Sandbox) -> u64 {
+    let shown = sandbox.json(["show", id, "--json"]);
+    shown["cut"]["attempts"].as_u64().expect("a snapshot with a cut")
+}
+
+/// Takes a snapshot while rank 0 is in the part in which no cut is possible, until its being parked has been noticed.
+fn checkpoint_in_vain_first(job: &GpuJob, running: &mut Running) -> u64 {
+    let of_job = |name| job.sandbox.path().join(name);
+    fs::write(of_job("hold"), "").expect("the sandbox is writable");
+    running.until("the part without a cut", || of_job("begun").exists().then_some(()));
+    let attempts = attempts_of(&running.checkpoint(&job.sandbox), &job.sandbox);
+    assert!(!of_job("begun").exists(), "rank 0 has been parked");
+    attempts
+}
+
+/// The first attempt ends at its deadline, as the others wait on the host for rank 0, which is parked. A later one finds a
+/// cut, and the snapshot is as good as any other.
+fn is_saved_in_a_later_attempt(variables: &[(&str, &str)]) {
+    const LONGEST_LIFE_MS: u64 = 1000;
+    let job = with_the_host_too(variables);
+    job.slow_down();
+    let mut running = job.start();
+    running.until_answering(&job.sandbox);
+    // On a machine with much load, a collective takes long that nobody has parked.
+    let is_retried = (0..3).any(|_| checkpoint_in_vain_first(&job, &mut running) > 1);
+    assert!(is_retried, "the part without a cut was none\n{}", running.said());
+    running.kill_everything();
+    let mut random = rng_of_run();
+    for _ in 0..few_kills() {
+        let mut command = job.command(library());
+        command.env("CKPT_INTERVAL", "250ms");
+        let mut running = job.sandbox.start_command("job", command);
+        kill_after(&mut running, Duration::from_millis(random.u64(..LONGEST_LIFE_MS)));
+    }
+    ends_when_told(&job);
+}
+
+/// Kills the job after this time.
+fn kill_after(running: &mut Running, life: Duration) {
+    let death = Instant::now() + life;
+    while Instant::now() < death {
+        assert!(!running.has_ended(), "it was to be killed in the middle\n{}", running.said());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    running.kill_everything();
+}
+
+#[test]
+fn ranks_that_wait_on_the_host_now_and_then_are_saved_in_a_later_attempt() {
+    is_saved_in_a_later_attempt(P2P);
+}
+
+#[test]
+fn ranks_over_sockets_that_wait_on_the_host_now_and_then_are_saved_in_a_later_attempt() {
+    if !is_full_run() {
+        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    }
+    is_saved_in_a_later_attempt(SOCKETS);
+}
+
+/// So many snapshots that took more than one attempt, by chance, at short intervals. The job is killed at random moments
+/// after a new snapshot.
+#[test]
+fn ranks_that_wait_on_the_host_survive_kills_at_short_intervals() {
+    const RETRIED: usize = 2;
+    const LONGEST_LIFE_MS: u64 = 15_000;
+    if !is_full_run() {
+        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    }
+    let job = with_the_host_too(P2P);
+    let mut random = rng_of_run();
+    job.slow_down();
+    job.start_and_save().kill_everything();
+    let retried = || {
+        let journal = fs::read_to_string(job.sandbox.job_dir().join("journal.jsonl")).expect("a journal");
+        journal.matches(" attempts), stored").count()
+    };
+    let mut lives = 0;
+    while retried() < RETRIED {
+        let mut command = job.command(library());
+        command.env("CKPT_INTERVAL", "250ms");
+        let newest = job.sandbox.snapshots().pop();
+        let mut running = job.sandbox.start_command("job", command);
+        running.until("a new snapshot", || (job.sandbox.snapshots().pop() > newest).then_some(()));
+        kill_after(&mut running, Duration::from_millis(random.u64(..LONGEST_LIFE_MS)));
+        lives += 1;
+    }
+    println!("{lives} kills, {} snapshots", job.sandbox.snapshots().len());
+    ends_when_told(&job);
+}
+
+/// The output of a job of MANY steps that is told to end is that of an unbroken run with so many steps.
+fn ends_when_told(job: &GpuJob) {
+    job.full_speed();
+    let mut running = job.start();
+    running.until_answering(&job.sandbox);
+    job.until_more_lines(&mut running, 1);
+    // Not before: the resume would take it for a file that the job had made in its last moments.
+    fs::write(job.sandbox.path().join("enough"), "").expect("the sandbox is writable");
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert!(running.said().contains("resumed from snapshot"), "{}", running.said());
+    job.sandbox.verify_all();
+    let output = job.output();
+    let (many, steps) = (MANY.to_string(), output.lines().count().to_string());
+    let arguments = job.program.get_args();
+    let arguments = arguments.map(|argument| if argument == &*many { steps.as_ref() } else { argument });
+    assert_eq!(output, job.unbroken_with(arguments));
 }
 
 /// After a checkpoint, a GPU does not run the kernels of two processes in turns any more: the ranks would wait for each
