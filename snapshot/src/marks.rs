@@ -62,6 +62,9 @@ pub struct Mark {
     /// Tries to resume it that have failed since the last successful one, whatever the cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unresumed: Option<Unresumed>,
+    /// Whether a command (`ckpt-run prune`) is deleting it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_being_deleted: bool,
 }
 
 /// The marks of all snapshots of one job.
@@ -195,6 +198,22 @@ impl Marks {
     #[must_use]
     pub fn is_kept(&self, id: &SnapshotId) -> bool {
         self.of(id).is_some_and(|mark| mark.pinned || !mark.tags.is_empty())
+    }
+
+    /// Records that those of `ids` which are not exempt from pruning are being deleted, and returns them: a mark that is set
+    /// later is too late.
+    pub fn begin_deletion(&mut self, ids: &[SnapshotId]) -> Vec<SnapshotId> {
+        let deleted: Vec<_> = ids.iter().filter(|id| !self.is_kept(id)).cloned().collect();
+        deleted.iter().for_each(|id| self.entry(id).is_being_deleted = true);
+        deleted
+    }
+
+    /// Undoes [`Marks::begin_deletion`], when they are deleted or stay.
+    pub fn end_deletion(&mut self, ids: &[SnapshotId]) {
+        for id in ids {
+            self.entry(id).is_being_deleted = false;
+        }
+        self.drop_empty();
     }
 
     /// The snapshots that are exempt from pruning.

@@ -113,7 +113,8 @@ pub fn pin(config: &Config, text: &str) -> Result<i32> {
 /// Says that a mark has come too late. To be called once it is set, see [`tiers::prune`].
 fn refuse_deleted(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<()> {
     let is_deleted = |records: &JobDir| -> Result<bool> {
-        Ok(records.record()?.is_some_and(|record| record.deleted.contains(&id.sequence())))
+        let by_retention = records.record()?.is_some_and(|record| record.deleted.contains(&id.sequence()));
+        Ok(by_retention || records.marks()?.of(id).is_some_and(|mark| mark.is_being_deleted))
     };
     let store = tiers::open(&config.store, job)?;
     let has = |tier: &str| {

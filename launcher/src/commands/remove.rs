@@ -13,7 +13,9 @@ use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
-use ckpt_snapshot::{History, JobDir, JobOutcome, Listed, OpenError, Retention, SnapshotId, Store, Tiers};
+use ckpt_snapshot::{
+    History, JobDir, JobOutcome, Listed, OpenError, Retention, SnapshotId, Store, Tiers, faults,
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -227,6 +229,18 @@ fn kept_for_a_reason(
     Ok(older.iter().map(|one| format!("kept {} of job {}: {}", one.id, job.key(), reason(one))).collect())
 }
 
+/// Deletes those of the snapshots that have not been marked meanwhile, and returns them. A mark that comes later is refused.
+fn delete_unless_marked(store: &Tiers, job: &JobDir, ids: &[SnapshotId]) -> Result<Vec<SnapshotId>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let deleted = job.change_marks(|marks| marks.begin_deletion(ids))?;
+    faults::hit("prune-recorded")?;
+    let done = deleted.iter().try_for_each(|id| tiers::remove_local(store, job, id));
+    job.change_marks(|marks| marks.end_deletion(&deleted))?;
+    done.map(|()| deleted)
+}
+
 /// `ckpt-run prune`.
 ///
 /// # Errors
@@ -235,7 +249,6 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
     let root = Root::open_to_change(&config.store)?;
     let retention = Retention { before_failures: false, ..config.retention() };
     let (done, code) = each(&jobs(config, &root, named)?, |job| {
-        let mut pruned = Vec::new();
         if !dry_run {
             job.check_records()?;
         }
@@ -244,16 +257,10 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
         // A job that runs may hang.
         let last_progress = job.is_locked().then(|| last_progress_unix_ms(job)).flatten();
         let history = tiers::history(job, last_progress)?;
-        for id in tiers::prunable(&store, &retention, &job.marks()?, &history)? {
-            if !dry_run {
-                // It may have been marked meanwhile.
-                if job.marks()?.is_kept(&id) {
-                    continue;
-                }
-                tiers::remove_local(&store, job, &id)?;
-            }
-            pruned.push(Pruned { id, job: job.key().to_string(), removed: !dry_run });
-        }
+        let prunable = tiers::prunable(&store, &retention, &job.marks()?, &history)?;
+        let deleted = if dry_run { prunable } else { delete_unless_marked(&store, job, &prunable)? };
+        let say = |id| Pruned { id, job: job.key().to_string(), removed: !dry_run };
+        let pruned: Vec<_> = deleted.into_iter().map(say).collect();
         if !dry_run {
             reclaim(config, &store, job)?;
         }

@@ -364,6 +364,36 @@ fn a_job_needs_only_an_object_store() {
     assert!(objects.keys().all(|name| name.ends_with(".json")), "{objects:?}");
 }
 
+/// `prune` records what it deletes, unless it is marked: a mark that comes later is refused, one that came before counts.
+#[test]
+fn a_mark_beside_a_prune_counts_or_is_refused() {
+    let sandbox = Sandbox::new();
+    let mut job = start(&sandbox, "job", &["--keep", "4"]);
+    let ids: Vec<_> = (0..4).map(|_| job.checkpoint(&sandbox)).collect();
+    let hold = sandbox.path().join("hold");
+    fs::write(&hold, "").unwrap();
+    let mut command = sandbox.command(["prune", "--keep", "1"]);
+    command.env("CKPT_FAULT", format!("prune-recorded=hold:{}", hold.display()));
+    let log = sandbox.path().join("prune.log");
+    sandbox.ok(["pin", &ids[0]]);
+    let mut prune = command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap();
+    job.until("what is deleted is recorded", || {
+        fs::read_to_string(&log).unwrap().contains("fault point prune-recorded").then_some(())
+    });
+    for late in [&["pin", &*ids[1]][..], &["tag", &ids[2], "best"]] {
+        let refused = sandbox.call(late);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && said.contains("is being deleted"), "{late:?}: {said}");
+    }
+    sandbox.ok(["tag", &ids[3], "newest"]);
+    fs::remove_file(&hold).unwrap();
+    assert!(prune.wait().unwrap().success());
+    assert_eq!(sandbox.snapshots(), [&*ids[0], &*ids[3]]);
+    // Nothing is left of it.
+    sandbox.ok(["pin", &ids[3]]);
+    assert_eq!(finish(&sandbox, "job", job), unbroken(0));
+}
+
 /// A machine is lost with its store, and the network is unreliable.
 #[test]
 fn a_job_resumes_from_an_unreliable_object_store() {
