@@ -18,6 +18,8 @@ use crate::types::{Error, Result, warn};
 
 /// How often the sender looks for work when there is none.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// The same, of a thread that has been idle for a while: many ranks have many of them, and few processors.
+const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 const DATA: u8 = 1;
 const CONSUMED: u8 = 2;
@@ -204,6 +206,7 @@ fn with_staging(shared: &Shared, body: impl FnOnce(&mut Staging) -> Result) {
 
 fn send_all(shared: &Shared, staging: &mut Staging) -> Result {
     let mut acknowledged = vec![0; shared.peers.len()];
+    let mut pause = POLL_INTERVAL;
     loop {
         let is_ending = shared.is_ending.load(Ordering::Acquire);
         let mut is_idle = true;
@@ -220,7 +223,10 @@ fn send_all(shared: &Shared, staging: &mut Staging) -> Result {
             return Ok(());
         }
         if is_idle {
-            std::thread::sleep(POLL_INTERVAL);
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(IDLE_POLL_INTERVAL);
+        } else {
+            pause = POLL_INTERVAL;
         }
     }
 }

@@ -13,8 +13,9 @@ use crate::memory::WindowCache;
 /// left to do is to see whether it is cancelled.
 const HUNG_POLL: Duration = Duration::from_millis(1);
 /// How long a unit sleeps when all of its warps wait for memory and say so (`nanosleep`). Without it, kernels that wait for
-/// each other take the processors from what they wait for.
+/// each other take the processors from what they wait for. It doubles up to the longest one.
 const PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// How often it gives way before it sleeps.
 const YIELDS: u32 = 8;
 
@@ -152,7 +153,7 @@ impl Unit {
     }
 
     pub(super) fn run(&mut self, kernel: &Kernel<'_>, windows: &mut WindowCache) -> Result<(), Fault> {
-        let mut polled = 0;
+        let (mut polled, mut pause) = (0, PAUSE);
         loop {
             let mut progress = Progress::None;
             let mut done = true;
@@ -164,12 +165,17 @@ impl Unit {
                 return Ok(());
             }
             kernel.check_stop()?;
-            polled = if progress == Progress::Polled { polled + 1 } else { 0 };
             match progress {
                 Progress::None => std::thread::sleep(HUNG_POLL),
-                Progress::Polled if polled > YIELDS => std::thread::sleep(PAUSE),
-                Progress::Polled => std::thread::yield_now(),
-                Progress::Some => {}
+                Progress::Polled if polled < YIELDS => {
+                    polled += 1;
+                    std::thread::yield_now();
+                }
+                Progress::Polled => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                Progress::Some => (polled, pause) = (0, PAUSE),
             }
         }
     }
