@@ -144,8 +144,8 @@ fn a_failure_names_ranks_and_calls_after_a_back_off() {
     assert_eq!(
         failure.to_string(),
         "the ranks did not reach a common step in 2 attempts: rank 1 has begun 2 of 3 steps on communicator 00000001 \
-         and waits after ncclAllReduce; rank 2 is in a call of NCCL that does not return (ncclAllReduce); rank 3 has not \
-         answered; rank 0 is parked before ncclBroadcast"
+         and waits after ncclAllReduce; rank 2 is in a call of NCCL that does not return (the last on its \
+         communicators: ncclAllReduce); rank 3 has not answered; rank 0 is parked before ncclBroadcast"
     );
     let releases = coordinator.take_orders().into_iter().filter(|(_, order)| *order == Order::Release);
     assert_eq!(releases.count(), 8);
