@@ -393,6 +393,21 @@ fn a_driver_that_is_used_past_us_is_refused_by_its_name() {
     }
 }
 
+/// Its functions cannot be called before that: a process of the job ended by a segmentation fault.
+#[test]
+fn a_driver_that_is_being_relocated_is_not_asked() {
+    let launcher = Launcher::new();
+    let soname = ["-shared", "-fPIC", "-fno-stack-protector", "-Wl,-soname,libcuda.so.1,-z,relro,-z,now"];
+    let driver = compile(&launcher, "relocating.c", "libcuda.so.1", &soname);
+    let program = compile(&launcher, "opens.c", "opens", &["-ldl"]);
+    let mut command = preloaded(&launcher, &program);
+    command.arg(driver);
+    let mut running = Program::start(command);
+    assert_eq!(running.line(), "ready");
+    let answer = agent_of(&launcher, &running).quiesce(1);
+    assert!(matches!(answer, FromAgent::Quiesced { attempt: 1, .. }), "{answer:?}");
+}
+
 /// Starts a command that in some way starts `sleep` with another environment, which has an agent nevertheless.
 fn sleep_is_in_the_job(launcher: &Launcher, command: Command, how: &str) {
     let _running = Program::start(command);

@@ -24,7 +24,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const COUNTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
-const LIMITS: &str = "-timeout=10 -rss_limit_mb=2048 -print_final_stats=1";
+const LIMITS: &str = "-timeout=10\n-rss_limit_mb=2048\n-print_final_stats=1";
 /// The line with which libFuzzer says how much it has tried.
 const EXECUTED: &str = "stat::number_of_executed_units:";
 
@@ -108,7 +108,7 @@ fn fuzz(reader: &Reader, seconds: u32, dir: &Path) -> Result<u64> {
     let (corpus, log) = (dir.join("corpus").join(&folder), dir.join(format!("{folder}.log")));
     // The file of a finding is named after its content.
     let arguments =
-        format!("{LIMITS} -max_total_time={seconds} -artifact_prefix={}/{folder}-", dir.display());
+        format!("{LIMITS}\n-max_total_time={seconds}\n-artifact_prefix={}/{folder}-", dir.display());
     let mut command = Command::new(&reader.program);
     command.args(["--exact", &reader.name, "--nocapture", "--test-threads=1"]);
     command.env("CKPT_TEST_FUZZ_CORPUS", corpus).env("CKPT_TEST_FUZZ_ARGUMENTS", arguments);

@@ -7,6 +7,7 @@
 use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::ops::Range;
 
 use cuda_abi::types::CUresult;
 use thiserror::Error;
@@ -33,11 +34,11 @@ pub struct BypassedDriver {
 /// One was, so that the process cannot be saved.
 pub(super) fn check() -> Result<(), BypassedDriver> {
     // Not dlopen: a library's constructor that takes its time holds the lock that it needs.
-    if !is_started() && is_initialised(elf::function(&["libcuda.so"], c"cuDeviceGetCount")) {
+    let count = elf::function(&["libcuda.so"], c"cuDeviceGetCount");
+    if !is_started() && is_initialised(count, &elf::relocated_part(count)) {
         return Err(BypassedDriver { driver: "libcuda.so.1".to_owned() });
     }
-    let Ok(maps) = File::open("/proc/self/maps") else { return Ok(()) };
-    let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
+    let Some(lines) = maps() else { return Ok(()) };
     for Mapped { start, path } in libraries(lines) {
         if elf::is_in_our_namespace(start as *const c_void) {
             continue;
@@ -45,11 +46,19 @@ pub(super) fn check() -> Result<(), BypassedDriver> {
         // SAFETY: a file with code behind its beginning was put there by a dynamic loader, if it has an ELF header;
         // drivers stay loaded, and another library the program would have to close at this very moment.
         let count = unsafe { elf::function_at(start, c"cuDeviceGetCount") };
-        if is_initialised(count) {
+        // SAFETY: as above.
+        let relocated_part = unsafe { elf::relocated_part_at(start) };
+        if is_initialised(count, &relocated_part) {
             return Err(BypassedDriver { driver: path });
         }
     }
     Ok(())
+}
+
+/// The lines of `/proc/self/maps`.
+fn maps() -> Option<impl Iterator<Item = Vec<u8>>> {
+    let maps = File::open("/proc/self/maps").ok()?;
+    Some(BufReader::new(maps).split(b'\n').map_while(Result::ok))
 }
 
 /// A file whose beginning is mapped, followed by code.
@@ -102,9 +111,10 @@ fn parse(line: &[u8]) -> Option<Line<'_>> {
 }
 
 /// Whether a driver answers, which it does only once it is initialised (CUDA driver API reference: every call but
-/// cuInit, cuDriverGetVersion and a few like it returns `CUDA_ERROR_NOT_INITIALIZED` before).
-fn is_initialised(device_get_count: *const c_void) -> bool {
-    if device_get_count.is_null() {
+/// cuInit, cuDriverGetVersion and a few like it returns `CUDA_ERROR_NOT_INITIALIZED` before). One that is being loaded is
+/// not, and cannot be called before it is relocated.
+fn is_initialised(device_get_count: *const c_void, relocated_part: &Range<usize>) -> bool {
+    if device_get_count.is_null() || !maps().is_some_and(|lines| is_relocated(lines, relocated_part)) {
         return false;
     }
     // SAFETY: the address is that of a driver's symbol of this type.
@@ -114,9 +124,49 @@ fn is_initialised(device_get_count: *const c_void) -> bool {
     unsafe { device_get_count(&raw mut count) == SUCCESS }
 }
 
+/// Whether the loader has made this part of a library read-only.
+fn is_relocated(maps: impl Iterator<Item = Vec<u8>>, relocated_part: &Range<usize>) -> bool {
+    let mut is_writable = false;
+    for line in maps {
+        let Some(line) = parse(&line) else { continue };
+        if line.start > relocated_part.start {
+            break;
+        }
+        is_writable = line.permissions.contains('w');
+    }
+    relocated_part.is_empty() || !is_writable
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_is_relocated_once_its_tables_are_read_only() {
+        let maps = |permissions: &str| {
+            let text = format!(
+                "\
+7f00a000-7f00b000 r-xp 00000000 08:01 77                     /usr/lib/libcuda.so.550.54
+7f00b000-7f00e000 {permissions} 00001000 08:01 77                     /usr/lib/libcuda.so.550.54
+7f00e000-7f00f000 rw-p 00002000 08:01 77                     /usr/lib/libcuda.so.550.54"
+            );
+            text.lines().map(|line| line.as_bytes().to_vec()).collect::<Vec<_>>().into_iter()
+        };
+        assert!(is_relocated(maps("r--p"), &(0x7f00_b000..0x7f00_d000)));
+        assert!(!is_relocated(maps("rw-p"), &(0x7f00_b000..0x7f00_d000)));
+        assert!(is_relocated(maps("rw-p"), &(0x7f00_b000..0x7f00_b000)), "it has none");
+    }
+
+    /// Those that are loaded are relocated, the C library and this program too.
+    #[test]
+    fn what_is_loaded_is_relocated() {
+        let in_libc = elf::function(&["libc.so"], c"malloc");
+        let ourselves = is_initialised as *const c_void;
+        for address in [in_libc, ourselves] {
+            let part = elf::relocated_part(address);
+            assert!(!part.is_empty() && is_relocated(maps().unwrap(), &part), "{part:x?}");
+        }
+    }
 
     #[test]
     fn libraries_are_told_from_other_mappings() {

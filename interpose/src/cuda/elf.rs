@@ -74,19 +74,65 @@ pub fn is_in_our_namespace(address: *const c_void) -> bool {
 /// At `start` a file is mapped from its beginning; if it has an ELF header, then as a dynamic loader does it, and it
 /// stays there.
 pub unsafe fn function_at(start: usize, name: &CStr) -> *const c_void {
+    // SAFETY: the caller's.
+    let info = unsafe { info_at(start) };
+    info.and_then(|info| find_in(&info, name)).unwrap_or(null())
+}
+
+/// As [`relocated_part`], of a library of another namespace.
+///
+/// # Safety
+/// As [`function_at`].
+pub unsafe fn relocated_part_at(start: usize) -> Range<usize> {
+    // SAFETY: the caller's.
+    let info = unsafe { info_at(start) };
+    info.map_or(0..0, |info| relocated_part_of(&info))
+}
+
+/// The pages of the library with the code at `address` that the loader makes read-only as the last step of its relocation;
+/// empty if there are none.
+pub fn relocated_part(address: *const c_void) -> Range<usize> {
+    let mut part = 0..0;
+    search(&mut |info| {
+        let is_it = holds(info, address.addr());
+        is_it.then(|| {
+            part = relocated_part_of(info);
+            address
+        })
+    });
+    part
+}
+
+/// PT_GNU_RELRO, of which glibc's `_dl_protect_relro` leaves out a page that it does not fill.
+fn relocated_part_of(info: &libc::dl_phdr_info) -> Range<usize> {
+    let Some(header) = headers(info).iter().find(|header| header.p_type == libc::PT_GNU_RELRO) else {
+        return 0..0;
+    };
+    // SAFETY: it only answers.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let start = info.dlpi_addr.wrapping_add(header.p_vaddr);
+    let in_pages = |address: u64| usize::try_from(address).unwrap_or(0) / page * page;
+    in_pages(start)..in_pages(start.wrapping_add(header.p_memsz))
+}
+
+/// What the C library would tell of the library that is mapped from `start` on.
+///
+/// # Safety
+/// As [`function_at`].
+unsafe fn info_at(start: usize) -> Option<libc::dl_phdr_info> {
     // SAFETY: a page is mapped there, and a header has no invalid values.
     let header = unsafe { &*(start as *const libc::Elf64_Ehdr) };
     if header.e_ident[..5] != ELF64 {
-        return null();
+        return None;
     }
-    let Ok(headers_offset) = usize::try_from(header.e_phoff) else { return null() };
+    let headers_offset = usize::try_from(header.e_phoff).ok()?;
     // SAFETY: all zeros is a valid value of a structure of numbers and pointers.
     let mut info: libc::dl_phdr_info = unsafe { std::mem::zeroed() };
     info.dlpi_phdr = (start + headers_offset) as *const libc::Elf64_Phdr;
     info.dlpi_phnum = header.e_phnum;
     let first = headers(&info).iter().find(|header| header.p_type == libc::PT_LOAD);
     info.dlpi_addr = (start as u64).wrapping_sub(first.map_or(0, |header| header.p_vaddr));
-    find_in(&info, name).unwrap_or(null())
+    Some(info)
 }
 
 fn search(visitor: Visitor<'_>) -> *const c_void {

@@ -30,7 +30,7 @@ mod ffi {
 pub struct Options {
     /// libFuzzer keeps the inputs here that reach new code, and finds them again in the next run.
     corpus: PathBuf,
-    /// Further arguments of libFuzzer, separated by spaces.
+    /// Further arguments of libFuzzer, one on each line.
     arguments: String,
 }
 
@@ -53,7 +53,7 @@ pub fn fuzz<F: Fn(&[u8])>(options: &Options, samples: &[Vec<u8>], read: &F) -> !
         fs::write(options.corpus.join(format!("sample-{number}")), sample).expect("a sample can be written");
     }
     let corpus = options.corpus.to_str().expect("a path in UTF-8");
-    let words = ["reader", corpus].into_iter().chain(options.arguments.split_whitespace());
+    let words = ["reader", corpus].into_iter().chain(options.arguments.lines());
     let words: Vec<CString> = words.map(|word| CString::new(word).expect("no zero byte")).collect();
     let mut pointers: Vec<*mut c_char> = words.iter().map(|word| word.as_ptr().cast_mut()).collect();
     let mut count = c_int::try_from(pointers.len()).expect("few words");
