@@ -201,19 +201,13 @@ impl Marks {
     }
 
     /// Records that those of `ids` which are not exempt from pruning are being deleted, and returns them: a mark that is set
-    /// later is too late.
+    /// later is too late. No others are being deleted from now on.
     pub fn begin_deletion(&mut self, ids: &[SnapshotId]) -> Vec<SnapshotId> {
+        self.snapshots.values_mut().for_each(|mark| mark.is_being_deleted = false);
         let deleted: Vec<_> = ids.iter().filter(|id| !self.is_kept(id)).cloned().collect();
         deleted.iter().for_each(|id| self.entry(id).is_being_deleted = true);
-        deleted
-    }
-
-    /// Undoes [`Marks::begin_deletion`], when they are deleted or stay.
-    pub fn end_deletion(&mut self, ids: &[SnapshotId]) {
-        for id in ids {
-            self.entry(id).is_being_deleted = false;
-        }
         self.drop_empty();
+        deleted
     }
 
     /// The snapshots that are exempt from pruning.

@@ -438,7 +438,13 @@ impl Store for Tiers {
     }
 
     fn list_checked(&self) -> Result<Vec<Listed>, ReadError> {
-        let placed = self.placed_by(|store| store.list_checked())?;
+        let placed = self.placed_by(|store| {
+            store.list_checked().or_else(|error| {
+                let listed = store.list()?;
+                tracing::warn!("{error}: whether snapshots lack data is not known");
+                Ok(listed)
+            })
+        })?;
         Ok(placed.into_iter().map(|placed| placed.listed).collect())
     }
 

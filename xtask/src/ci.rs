@@ -87,14 +87,7 @@ fn steps() -> Vec<(&'static str, Option<Command>)> {
         ("clippy", Some(cargo(&[&clippy[..], &deny_warnings].concat()))),
         (
             "clippy with faults",
-            Some(cargo(
-                &[
-                    &clippy[..],
-                    &["--features", workspace::FAULTS, "--features", workspace::GUIDED],
-                    &deny_warnings,
-                ]
-                .concat(),
-            )),
+            Some(cargo(&[&clippy[..], &["--features", workspace::FAULTS], &deny_warnings].concat())),
         ),
         ("doc", Some(doc)),
         ("test", Some(cargo(&["xtask", "test"]))),

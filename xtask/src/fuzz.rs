@@ -112,7 +112,12 @@ fn fuzz(reader: &Reader, seconds: u32, dir: &Path) -> Result<u64> {
     let mut command = Command::new(&reader.program);
     command.args(["--exact", &reader.name, "--nocapture", "--test-threads=1"]);
     command.env("CKPT_TEST_FUZZ_CORPUS", corpus).env("CKPT_TEST_FUZZ_ARGUMENTS", arguments);
+    // The program does not return from the test, and leaves its temporary files.
+    let temporary = dir.join("tmp").join(&folder);
+    std::fs::create_dir_all(&temporary).with_context(|| format!("creating {}", temporary.display()))?;
+    command.env("TMPDIR", &temporary);
     let output = command.stdin(Stdio::null()).output().context("the program of the tests did not start")?;
+    std::fs::remove_dir_all(&temporary).with_context(|| format!("removing {}", temporary.display()))?;
     let said = String::from_utf8_lossy(&output.stderr);
     std::fs::write(&log, &*said).with_context(|| format!("writing {}", log.display()))?;
     if !output.status.success() {

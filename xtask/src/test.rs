@@ -15,6 +15,8 @@ const STRESS_S: &str = "60";
 const KILLS: &str = "20";
 /// How many simulations of several machines `--full` runs; launcher/src/job/simulation.rs has a number of its own.
 const SEEDS: &str = "100000";
+/// How many altered inputs each reader gets with `--full`; tests/mutate has a number of its own.
+const MUTATIONS: &str = "30000";
 /// How long libFuzzer alters the input of each reader with `--full`, in seconds.
 const FUZZ_S: u32 = 60;
 /// How many sequences of actions on snapshots `--full` tries; launcher/src/persist/state_model.rs has a number of its own.
@@ -66,6 +68,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             .env("CKPT_TEST_KILLS", KILLS)
             .env("CKPT_TEST_SEEDS", SEEDS)
             .env("CKPT_TEST_CASES", CASES)
+            .env("CKPT_TEST_MUTATIONS", MUTATIONS)
             .env("CKPT_TEST_SYSTEM_CALL_ROUNDS", SYSTEM_CALL_ROUNDS);
     } else {
         test.env(PROPTEST_SEED.0, PROPTEST_SEED.1);
@@ -77,9 +80,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let failures = Failures::read(BufReader::new(child.stdout.take().context("no output of cargo test")?))?;
     let status = child.wait()?;
     let all_may_skip = skips::report(&skips::read(&skipped)?);
+    print!("{}", failures.report());
     let no_findings =
         if args.full && args.args.is_empty() { fuzz::all_readers(FUZZ_S, "")? } else { ExitCode::SUCCESS };
-    print!("{}", failures.report());
     if status.success() && all_may_skip && no_findings != ExitCode::SUCCESS {
         return Ok(no_findings);
     }

@@ -68,11 +68,11 @@ impl Blocker {
         match self {
             Self::Silent { rank } => format!("{} has not answered", name(*rank)),
             Self::InCall { rank, calls } => {
-                let calls = calls.join(", ");
-                format!(
-                    "{} is in a call of NCCL that does not return (the last on its communicators: {calls})",
-                    name(*rank)
-                )
+                let last = match calls.join(", ") {
+                    none if none.is_empty() => none,
+                    calls => format!(" (the last on its communicators: {calls})"),
+                };
+                format!("{} is in a call of NCCL that does not return{last}", name(*rank))
             }
             Self::Behind { rank, communicator, sequence, target, call } => {
                 let after = if call.is_empty() { String::new() } else { format!(" after {call}") };

@@ -14,7 +14,8 @@ use crate::store::tiers;
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
 use ckpt_snapshot::{
-    History, JobDir, JobOutcome, Listed, OpenError, Retention, SnapshotId, Store, Tiers, faults,
+    Damage, History, JobDir, JobOutcome, Listed, OpenError, ReadError, Retention, SnapshotId, Store, Tiers,
+    faults,
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -138,9 +139,17 @@ fn protection(
     let store = tiers::open(&config.store, job)?;
     let all = store.list_checked()?;
     let candidates = resume_point::of_next_run(job, &store, &all)?;
-    let is_readable = |id: &&SnapshotId| all.iter().any(|one| one.id == **id && one.manifest.is_ok());
-    let (bad, good): (Vec<_>, Vec<_>) =
-        candidates.iter().filter(is_readable).partition(|id| marks.is_bad(id));
+    let of = |is_wanted: fn(&Listed) -> bool| {
+        let is_one = |id: &&SnapshotId| all.iter().any(|one| one.id == **id && is_wanted(one));
+        candidates.iter().filter(is_one).collect::<Vec<_>>()
+    };
+    let mut readable = of(|one| one.manifest.is_ok());
+    if readable.is_empty() {
+        // The lack may end: see `Damage::Lacking`.
+        readable =
+            of(|one| matches!(one.manifest, Err(ReadError::Damaged { damage: Damage::Lacking { .. }, .. })));
+    }
+    let (bad, good): (Vec<_>, Vec<_>) = readable.into_iter().partition(|id| marks.is_bad(id));
     // A resume tries bad ones only where there are no others.
     let kind = if good.is_empty() { bad } else { good };
     let is_last = kind.contains(&id) && kind.iter().all(|id| deleted.contains(id));
@@ -208,7 +217,8 @@ fn kept_for_a_reason(
     job: &JobDir,
 ) -> Result<Vec<String>> {
     let marks = job.marks()?;
-    let older = &kept[..kept.len().saturating_sub(retention.keep)];
+    let newest = kept.len().saturating_sub(retention.keep);
+    let told = kept.iter().enumerate().filter(|(index, one)| *index < newest || one.manifest.is_err());
     let reason = |one: &Listed| {
         let id = &one.id;
         let mark = marks.of(id);
@@ -223,22 +233,35 @@ fn kept_for_a_reason(
         } else if history.last_progress_unix_ms.is_some() {
             "if the job hangs, it is resumed from this one (--hang-timeout)".to_owned()
         } else {
-            "the newer ones do not count: they were left behind, or failed to restore".to_owned()
+            "the newer ones do not count: they were left behind, failed to restore, or cannot be read"
+                .to_owned()
         }
     };
-    Ok(older.iter().map(|one| format!("kept {} of job {}: {}", one.id, job.key(), reason(one))).collect())
+    Ok(told.map(|(_, one)| format!("kept {} of job {}: {}", one.id, job.key(), reason(one))).collect())
 }
 
 /// Deletes those of the snapshots that have not been marked meanwhile, and returns them. A mark that comes later is refused.
 fn delete_unless_marked(store: &Tiers, job: &JobDir, ids: &[SnapshotId]) -> Result<Vec<SnapshotId>> {
-    if ids.is_empty() {
-        return Ok(Vec::new());
+    // Also if there are none: what a killed `prune` has left ends here.
+    let mut deleted = job.change_marks(|marks| marks.begin_deletion(ids))?;
+    if deleted.is_empty() {
+        return Ok(deleted);
     }
-    let deleted = job.change_marks(|marks| marks.begin_deletion(ids))?;
     faults::hit("prune-recorded")?;
-    let done = deleted.iter().try_for_each(|id| tiers::remove_local(store, job, id));
-    job.change_marks(|marks| marks.end_deletion(&deleted))?;
-    done.map(|()| deleted)
+    let done = delete_unless_pinned(store, job, &mut deleted);
+    let ended = job.change_marks(|marks| marks.begin_deletion(&[]));
+    done?;
+    ended?;
+    Ok(deleted)
+}
+
+/// Deletes the snapshots, but for those that other machines keep where they have uploaded them: these leave `deleted`.
+fn delete_unless_pinned(store: &Tiers, job: &JobDir, deleted: &mut Vec<SnapshotId>) -> Result<()> {
+    for tier in tiers::kept(store) {
+        let pins = store.tier(tier)?.store().pins()?;
+        deleted.retain(|id| !pins.contains_key(id));
+    }
+    deleted.iter().try_for_each(|id| tiers::remove_local(store, job, id))
 }
 
 /// `ckpt-run prune`.

@@ -472,9 +472,10 @@ pub(super) mod tests {
     #[test]
     fn any_image_is_read_or_refused() {
         let packets = [message(PARENTS_END, &[PIPE_READ, CHILDS_FILE])];
-        for name in ["sk-queues.img", "files.img", "pstree.img", "ids-10.img", "fdinfo-2.img"] {
-            let whole = images(STREAM, &packets, name).unwrap();
-            ckpt_test_mutate::mutations(&[whole], |bytes| {
+        let names = ["sk-queues.img", "files.img", "pstree.img", "ids-10.img", "fdinfo-2.img"];
+        let whole = names.map(|name| images(STREAM, &packets, name).unwrap());
+        ckpt_test_mutate::mutations(&whole, |bytes| {
+            for name in names {
                 let read = |wanted: &str| match wanted == name {
                     true => Ok(Some(bytes.to_vec())),
                     false => Ok(images(STREAM, &packets, wanted)),
@@ -482,8 +483,8 @@ pub(super) mod tests {
                 if let Ok(queues) = UnixQueues::read(&read) {
                     let _ = (queues.lost(), queues.lengths());
                 }
-                let _ = reordered(bytes, &[(PARENTS_END, CHILDS_END)]);
-            });
-        }
+            }
+            let _ = reordered(bytes, &[(PARENTS_END, CHILDS_END)]);
+        });
     }
 }

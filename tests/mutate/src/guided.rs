@@ -11,6 +11,7 @@ mod ffi {
     use super::{c_char, c_int};
     use libfuzzer_sys as _;
 
+    // SAFETY: as in FuzzerInterface.h of LLVM.
     unsafe extern "C" {
         pub(super) fn LLVMFuzzerRunDriver(
             argc: *mut c_int,
@@ -20,8 +21,10 @@ mod ffi {
     }
 
     /// What a program with one reader defines; the crate refers to it, and nothing calls it.
+    // SAFETY: no other library has this name, and the type is the one that libfuzzer-sys declares.
     #[unsafe(no_mangle)]
-    extern "C" fn rust_fuzzer_test_input() -> c_int {
+    #[allow(improper_ctypes_definitions)]
+    extern "C" fn rust_fuzzer_test_input(_bytes: &[u8]) -> c_int {
         unreachable!("the driver gets a function of its own")
     }
 }

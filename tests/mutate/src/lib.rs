@@ -52,7 +52,8 @@ impl Drop for Seed {
     }
 }
 
-/// Calls `read` with each of `samples`, and with altered versions of them.
+/// Calls `read` with each of `samples`, and with altered versions of them. Once for each test: `cargo xtask fuzz` ends the
+/// process in the first call.
 ///
 /// # Panics
 /// If `read` does.

@@ -389,8 +389,13 @@ fn a_mark_beside_a_prune_counts_or_is_refused() {
     fs::remove_file(&hold).unwrap();
     assert!(prune.wait().unwrap().success());
     assert_eq!(sandbox.snapshots(), [&*ids[0], &*ids[3]]);
-    // Nothing is left of it.
-    sandbox.ok(["pin", &ids[3]]);
+    // Of one that is killed a record is left, until the next one.
+    sandbox.ok(["unpin", &ids[0]]);
+    let mut killed = sandbox.command(["prune", "--keep", "1"]);
+    assert!(!killed.env("CKPT_FAULT", "prune-recorded=kill").output().unwrap().status.success());
+    assert_eq!(sandbox.call(["pin", &ids[0]]).status.code(), Some(2));
+    sandbox.ok(["prune", "--keep", "2"]);
+    sandbox.ok(["pin", &ids[0]]);
     assert_eq!(finish(&sandbox, "job", job), unbroken(0));
 }
 
