@@ -2,7 +2,7 @@
 
 use super::init::close_from;
 use super::messages::{Reply, StdioSource};
-use super::{reaper, seccomp};
+use super::{reaper, seccomp, written_files};
 use crate::sys::privileges::{self, Privileges};
 use rustix::process::{Pid, WaitOptions};
 use serde::{Deserialize, Serialize};
@@ -152,6 +152,7 @@ fn spawn_command(job: &JobCommand, terminal: Option<OwnedFd>) -> io::Result<i32>
     // CRIU can save a filter only with capabilities in the initial user namespace.
     let filters = Privileges::detect().has_real_rights();
     let prepare = move || {
+        written_files::stop_hurrying();
         rustix::process::setsid()?;
         if let Some(terminal) = &terminal {
             rustix::process::ioctl_tiocsctty(terminal)?;

@@ -22,6 +22,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 /// While the job writes, events are collected in the kernel for this long, where equal ones are merged.
@@ -229,10 +230,44 @@ pub fn begin_journal(file: &mut File, key: &FileKey) -> io::Result<()> {
     writeln!(file, "{}", sealed(key, BEGUN))
 }
 
+/// How the kernel schedules a thread.
+struct Scheduling {
+    policy: libc::c_int,
+    parameters: libc::sched_param,
+    nice: libc::c_int,
+}
+
+/// As it was before [`hurry`].
+static BEFORE: OnceLock<Scheduling> = OnceLock::new();
+
+impl Scheduling {
+    fn of_this_thread() -> Self {
+        let mut parameters = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the parameters outlive the call.
+        unsafe { libc::sched_getparam(0, &raw mut parameters) };
+        // SAFETY: it only answers.
+        let policy = unsafe { libc::sched_getscheduler(0) };
+        // SAFETY: as above.
+        let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+        Self { policy, parameters, nice }
+    }
+}
+
+/// Gives this process, a child of one that called [`hurry`], back what it would have inherited: the kernel gives such a child
+/// the normal policy and the nice value 0 (sched(7), SCHED_RESET_ON_FORK). Makes system calls only.
+pub(super) fn stop_hurrying() {
+    let Some(before) = BEFORE.get() else { return };
+    // SAFETY: the parameters outlive the call. Without the right to it, the policy stays the normal one.
+    unsafe { libc::sched_setscheduler(0, before.policy, &raw const before.parameters) };
+    // SAFETY: it takes numbers only.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, before.nice) };
+}
+
 /// Runs this thread before others, but not its children. On a busy machine, records would be late. And when a launcher is
 /// killed, and this process right after it, the end of the job is recorded in between. Where that is not allowed, more
 /// counts as unrecorded.
 pub(super) fn hurry() {
+    BEFORE.get_or_init(Scheduling::of_this_thread);
     let lowest = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameters outlive the call.
     let set = unsafe {

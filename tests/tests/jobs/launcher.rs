@@ -1,6 +1,6 @@
 //! The command line: exit codes, streams, when a job resumes, the other commands.
 
-use ckpt_run_tests::{Running, Sandbox, criu, packs, programs, python, schema, until};
+use ckpt_run_tests::{Running, Sandbox, criu, packs, programs, python, schema, set_variables, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{Read, Write};
@@ -746,4 +746,21 @@ fn a_start_waits_for_the_end_of_the_earlier_session() {
     let counts = sandbox.read("counts");
     let expected: String = (1..=counts.lines().count()).map(|n| format!("{n}\n")).collect();
     assert_eq!(counts, expected, "as of an unbroken run");
+}
+
+#[test]
+fn a_job_has_the_nice_value_and_the_scheduling_policy_of_the_launcher() {
+    let sandbox = Sandbox::new();
+    for (prefix, expected) in [
+        (&["nice", "-n", "7"][..], "7 SCHED_OTHER"),
+        (&["nice", "-n", "3", "chrt", "-b", "0"], "3 SCHED_BATCH"),
+    ] {
+        let script = r#"echo "$(nice) $(chrt -p $$ | sed -n 's/.*policy: //p')""#;
+        let inner = sandbox.command(["--interval", "off", "--resume", "never", "--", "sh", "-c", script]);
+        let mut command = Command::new(prefix[0]);
+        command.args(&prefix[1..]).arg(inner.get_program()).args(inner.get_args());
+        set_variables(&mut command, &inner);
+        let output = command.current_dir(sandbox.path()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{output:?}");
+    }
 }
