@@ -83,7 +83,7 @@ fn programs(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut build = workspace::cargo();
     build.args(["test", "--no-run", "--target", TARGET, "--message-format", "json-render-diagnostics"]);
     // The mutator itself is selected for its feature.
-    build.args(["--package", "ckpt-test-mutate", "--features", workspace::GUIDED]);
+    build.args(["--package", "ckpt-test-mutate", "--features", "ckpt-test-mutate/guided"]);
     build.args(PACKAGES.iter().flat_map(|package| ["--package", package])).args(PROGRAMS);
     build.args(["--config", "profile.dev.opt-level=1"]);
     build.env("RUSTFLAGS", COUNTED).env("CARGO_TARGET_DIR", dir);

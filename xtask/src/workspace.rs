@@ -13,9 +13,6 @@ use crate::process;
 /// The features that compile the named fault points in.
 pub const FAULTS: &str = "ckpt-run/faults,ckpt-interpose/faults";
 
-/// The feature with which libFuzzer alters the input of readers.
-pub const GUIDED: &str = "ckpt-test-mutate/guided";
-
 /// The repository's root directory.
 ///
 /// `cargo run` tells where the package is now; the path known at compile time is for a binary that is started by

@@ -34,9 +34,11 @@ pub struct BypassedDriver {
 /// One was, so that the process cannot be saved.
 pub(super) fn check() -> Result<(), BypassedDriver> {
     // Not dlopen: a library's constructor that takes its time holds the lock that it needs.
-    let count = elf::function(&["libcuda.so"], c"cuDeviceGetCount");
-    if !is_started() && is_initialised(count, &elf::relocated_part(count)) {
-        return Err(BypassedDriver { driver: "libcuda.so.1".to_owned() });
+    if !is_started() {
+        let count = elf::function(&["libcuda.so"], c"cuDeviceGetCount");
+        if is_initialised(count, &elf::relocated_part(count)) {
+            return Err(BypassedDriver { driver: "libcuda.so.1".to_owned() });
+        }
     }
     let Some(lines) = maps() else { return Ok(()) };
     for Mapped { start, path } in libraries(lines) {

@@ -220,6 +220,18 @@ impl GpuJob {
             newest = self.newest();
         }
         job.kill_launcher();
+        let steps = self.ends_when_told(0);
+        let report = self.sandbox.json(["report", "--json"]);
+        let sessions = report["sessions"].as_array().expect("a list").iter();
+        let resumed_from: BTreeSet<_> = sessions.filter_map(|one| one["resumed_from"].as_str()).collect();
+        println!("{} kills, {} snapshots resumed from, {steps:?} steps", 3 * kills + 2, resumed_from.len());
+        // A launcher may store one more while a rank is killed, so that the wait for the next one is short.
+        assert!(2 * resumed_from.len() >= saved, "of {saved}: {resumed_from:?}");
+    }
+
+    /// Resumes the job, and tells it that it is enough: its output has to be that of an unbroken run with so many steps, which
+    /// is what the argument number `steps_at` says. Returns how many they were.
+    pub fn ends_when_told(&self, steps_at: usize) -> OsString {
         self.full_speed();
         let mut job = self.start();
         job.until_answering(&self.sandbox);
@@ -231,14 +243,10 @@ impl GpuJob {
         self.sandbox.verify_all();
         let output = self.output();
         let steps = OsString::from(output.lines().count().to_string());
-        let arguments = std::iter::once(&*steps).chain(self.program.get_args().skip(1));
-        assert_eq!(output, self.unbroken_with(arguments));
-        let report = self.sandbox.json(["report", "--json"]);
-        let sessions = report["sessions"].as_array().expect("a list").iter();
-        let resumed_from: BTreeSet<_> = sessions.filter_map(|one| one["resumed_from"].as_str()).collect();
-        println!("{} kills, {} snapshots resumed from, {steps:?} steps", 3 * kills + 2, resumed_from.len());
-        // A launcher may store one more while a rank is killed, so that the wait for the next one is short.
-        assert!(2 * resumed_from.len() >= saved, "of {saved}: {resumed_from:?}");
+        let mut arguments: Vec<&OsStr> = self.program.get_args().collect();
+        arguments[steps_at] = &steps;
+        assert_eq!(output, self.unbroken_with(arguments.into_iter()));
+        steps
     }
 
     fn newest(&self) -> Option<String> {
