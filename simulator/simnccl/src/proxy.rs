@@ -191,13 +191,15 @@ fn frame(kind: u8, number: u32, len: u32) -> [u8; FRAME_BYTES] {
     bytes
 }
 
-/// Runs a thread's body. An error is known before the staging is freed: that waits for kernels, which may wait for ever
-/// because of the error.
+/// Runs a thread's body, which makes its calls whatever the program captures at that time, as NCCL's proxy does. An error
+/// is known before the staging is freed: that waits for kernels, which may wait for ever because of the error.
 fn with_staging(shared: &Shared, body: impl FnOnce(&mut Staging) -> Result) {
-    let result = Staging::create(shared.context).map(|mut staging| {
+    let result = cuda::outside_capture(|| {
+        let mut staging = Staging::create(shared.context)?;
         if let Err(error) = body(&mut staging) {
             shared.fail(error);
         }
+        Ok(())
     });
     if let Err(error) = result {
         shared.fail(error);
