@@ -103,6 +103,14 @@ pub fn instance() -> u64 {
     INSTANCE.compare_exchange(0, made, SeqCst, SeqCst).err().unwrap_or(made)
 }
 
+/// This process's mappings (proc_pid_maps(5)). The names of files may have bytes that are not UTF-8, which are replaced.
+///
+/// # Errors
+/// When they cannot be read.
+pub fn mappings() -> std::io::Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read("/proc/self/maps")?).into_owned())
+}
+
 /// Where this process's program lies; empty if that cannot be read.
 pub fn exe() -> String {
     let path = std::fs::read_link("/proc/self/exe").unwrap_or_default();

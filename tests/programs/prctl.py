@@ -10,6 +10,7 @@ from harness import await_go, child, equal, passed, reap, start, wait
 from linux import call
 
 PR_SET_PDEATHSIG, PR_GET_DUMPABLE, PR_SET_NAME = 1, 3, 15
+MAIN_NAME, THREAD_NAME = b"main-named-caf\xc3", b"thread \xff\n\\"
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_GET_NO_NEW_PRIVS = 36, 37, 38, 39
 
 
@@ -24,7 +25,7 @@ def get(option):
 
 
 def name():
-    with open("/proc/thread-self/comm") as f:
+    with open("/proc/thread-self/comm", "rb") as f:
         return f.read().strip()
 
 
@@ -44,12 +45,13 @@ start()
 r, w = os.pipe()
 prctl(PR_SET_CHILD_SUBREAPER, 1)
 prctl(PR_SET_NO_NEW_PRIVS, 1)
-call("prctl", PR_SET_NAME, b"main-name", 0, 0, 0)
+# The kernel cuts names after 15 bytes, also in the middle of a character.
+call("prctl", PR_SET_NAME, MAIN_NAME + b"\xa9", 0, 0, 0)
 names, go, ready = [], threading.Event(), threading.Event()
 
 
 def named():
-    call("prctl", PR_SET_NAME, b"thread-name", 0, 0, 0)
+    call("prctl", PR_SET_NAME, THREAD_NAME, 0, 0, 0)
     ready.set()
     go.wait(60)
     names.append(name())
@@ -65,7 +67,7 @@ wait()
 
 go.set()
 thread.join(20)
-equal((name(), names), ("main-name", ["thread-name"]), "names")
+equal((name(), names), (MAIN_NAME, [THREAD_NAME]), "names")
 equal(get(PR_GET_CHILD_SUBREAPER), 1, "subreaper")
 equal(prctl(PR_GET_NO_NEW_PRIVS), 1, "no new privileges")
 equal(prctl(PR_GET_DUMPABLE), 1, "dumpable")

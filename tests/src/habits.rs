@@ -163,6 +163,8 @@ pub struct Plan {
     pub uid: Option<u32>,
     /// When to stop killing.
     pub until: Option<Instant>,
+    /// The name of the working directory.
+    pub work: OsString,
 }
 
 /// What came of it.
@@ -182,8 +184,9 @@ pub struct Outcome {
 
 /// The directory and the command line of a job.
 pub struct HabitJob {
-    /// Its sandbox: `work` is the working directory, `outside` another one.
+    /// Its sandbox: [`Plan::work`] is the working directory, `outside` another one.
     pub sandbox: Sandbox,
+    work: OsString,
     habits: Vec<String>,
     options: Vec<String>,
     uid: Option<u32>,
@@ -212,13 +215,21 @@ impl HabitJob {
     /// When these cannot be made.
     #[must_use]
     pub fn new(sandbox: Sandbox, plan: &Plan) -> Self {
-        let Plan { habits, options, uid, .. } = plan.clone();
+        let Plan { habits, options, uid, work, .. } = plan.clone();
         fs::write(sandbox.path().join("slow"), "").expect("a file");
-        let job =
-            Self { sandbox, habits, options, uid, starts: 0, begun: Instant::now(), events: String::new() };
+        let job = Self {
+            sandbox,
+            work,
+            habits,
+            options,
+            uid,
+            starts: 0,
+            begun: Instant::now(),
+            events: String::new(),
+        };
         job.own(job.sandbox.path());
         job.make_directories(job.sandbox.path());
-        job.plain(&job.sandbox.path().join("work"), &["--prepare"]);
+        job.plain(&job.sandbox.path().join(&job.work), &["--prepare"]);
         job
     }
 
@@ -229,7 +240,7 @@ impl HabitJob {
     }
 
     fn make_directories(&self, top: &Path) {
-        for dir in ["work", "outside"] {
+        for dir in [&*self.work, OsStr::new("outside")] {
             fs::create_dir(top.join(dir)).expect("a directory");
             self.own(&top.join(dir));
         }
@@ -252,7 +263,7 @@ impl HabitJob {
     pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
         let mut command = self.sandbox.command(arguments);
         command.env_remove("CKPT_FILES_EXCLUDE");
-        command.current_dir(self.sandbox.path().join("work")).env("PYTHONPATH", python_path());
+        command.current_dir(self.sandbox.path().join(&self.work)).env("PYTHONPATH", python_path());
         self.as_user(command)
     }
 
@@ -410,9 +421,9 @@ impl HabitJob {
         fs::create_dir(&unbroken).expect("a directory");
         self.own(&unbroken);
         self.make_directories(&unbroken);
-        self.plain(&unbroken.join("work"), &["--prepare"]);
-        self.plain(&unbroken.join("work"), &["--steps", steps]);
-        let differences: Vec<_> = ["work", "outside"]
+        self.plain(&unbroken.join(&self.work), &["--prepare"]);
+        self.plain(&unbroken.join(&self.work), &["--steps", steps]);
+        let differences: Vec<_> = [&*self.work, OsStr::new("outside")]
             .iter()
             .flat_map(|dir| {
                 Tree::read(&self.sandbox.path().join(dir)).differences(&Tree::read(&unbroken.join(dir)))

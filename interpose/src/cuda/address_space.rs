@@ -9,7 +9,6 @@
 //! them. Free ranges above the decoy are filled, so that the driver's memory is not placed there.
 
 use std::ffi::c_void;
-use std::fs;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
@@ -19,6 +18,7 @@ use thiserror::Error;
 
 use super::memory::physical::registry;
 use super::memory::reservations;
+use crate::process;
 
 /// An address range, its end not included.
 type Range = (u64, u64);
@@ -45,7 +45,7 @@ fn decoy() -> MutexGuard<'static, Option<Decoy>> {
 impl Decoy {
     /// Reserves the free parts of it again, and fills free ranges above it.
     fn close(&mut self) {
-        let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
+        let Ok(maps) = process::mappings() else { return };
         let now = ranges(&maps, |_| true);
         self.reserved.extend(free_parts(self.range, &now).into_iter().filter(|hole| occupy(*hole).is_ok()));
         for hole in free_parts((self.range.1, highest()), &now) {
@@ -94,7 +94,7 @@ pub(super) fn scan() -> Result<Before, AddressSpaceError> {
     }
     drop(decoy);
     let mut before = Before { maybe: Vec::new(), surely: Vec::new() };
-    let maps = fs::read_to_string("/proc/self/maps").map_err(AddressSpaceError::ReadMaps)?;
+    let maps = process::mappings().map_err(AddressSpaceError::ReadMaps)?;
     before.maybe = ranges(&maps, may_be_the_drivers);
     let registry = registry();
     let mappings = registry.allocations.values().flat_map(|allocation| &allocation.mappings);
@@ -142,7 +142,7 @@ pub enum AddressSpaceError {
 pub(super) fn fill(before: &Before) -> Result<(), AddressSpaceError> {
     let deadline = Instant::now() + UNMAP_TIMEOUT;
     loop {
-        let maps = fs::read_to_string("/proc/self/maps").map_err(AddressSpaceError::ReadMaps)?;
+        let maps = process::mappings().map_err(AddressSpaceError::ReadMaps)?;
         let result = try_to_fill(before, &maps);
         if result.is_ok() || Instant::now() >= deadline {
             return result;
@@ -276,7 +276,7 @@ mod tests {
     }
 
     fn maps() -> String {
-        fs::read_to_string("/proc/self/maps").expect("maps")
+        process::mappings().expect("maps")
     }
 
     #[test]

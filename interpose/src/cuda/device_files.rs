@@ -19,6 +19,8 @@ use std::sync::OnceLock;
 
 use ckpt_protocol::devices;
 
+use crate::process;
+
 /// What the paths of the driver's device files begin with.
 const DEVICE_FILES: &str = "/dev/nvidia";
 
@@ -34,11 +36,11 @@ static SIMULATED_DEVICES: OnceLock<&str> = OnceLock::new();
 /// Reads the environment: from the constructor only.
 #[cfg(feature = "faults")]
 pub(super) fn arm() {
-    let simulated = crate::process::variable(b"CKPT_TEST_DEVICE_FILES");
+    let simulated = process::variable(b"CKPT_TEST_DEVICE_FILES");
     if let Some(simulated) = simulated.and_then(|prefixes| str::from_utf8(prefixes).ok()?.split_once(';')) {
         let _ = SIMULATED.set(simulated);
     }
-    let directory = crate::process::variable(b"CKPT_TEST_DEVICES");
+    let directory = process::variable(b"CKPT_TEST_DEVICES");
     if let Some(directory) = directory.and_then(|directory| str::from_utf8(directory).ok()) {
         let _ = SIMULATED_DEVICES.set(directory);
     }
@@ -58,7 +60,7 @@ fn prefixes() -> (&'static str, &'static str) {
 pub(super) fn replace_in_child() {
     let (of_descriptors, of_mappings) = prefixes();
     descriptors(of_descriptors).into_iter().for_each(put_null);
-    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let maps = process::mappings().unwrap_or_default();
     maps.lines().filter_map(|line| Mapping::parse(line, of_mappings)).for_each(|mapping| mapping.replace());
 }
 
@@ -189,7 +191,7 @@ mod tests {
         );
         // SAFETY: F_GETFD takes no argument.
         assert_eq!(unsafe { libc::fcntl(number, libc::F_GETFD) }, libc::FD_CLOEXEC);
-        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let maps = process::mappings().unwrap();
         let found: Vec<_> = maps.lines().filter_map(|line| Mapping::parse(line, &path)).collect();
         assert_eq!(found.len(), 1);
         found[0].replace();

@@ -3,6 +3,7 @@
 use crate::criu::Holder;
 use crate::gpu::preload;
 use crate::namespace::Survey;
+use crate::sys::path_text::read_text;
 use crate::sys::privileges::Privileges;
 use ckpt_protocol::devices;
 use std::borrow::Cow;
@@ -64,7 +65,7 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
     let mut found = breaking_leases(proc, pids);
     for &pid in pids {
         let dir = proc.join(pid.to_string());
-        let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+        let name = read_text(dir.join("comm")).unwrap_or_default();
         let who = format!("process {pid} ({})", name.trim());
         let theirs = namespaces(pid);
         let apart = |kind: usize| theirs[kind].is_some() && theirs[kind] != ours[kind];
@@ -75,7 +76,7 @@ pub fn broken_by_a_restore(proc: &Path, root_pid: i32, pids: &[i32]) -> Vec<Stri
         for entry in fs::read_dir(dir.join("fd")).into_iter().flatten().flatten() {
             let is_eventfd =
                 fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]");
-            let info = || fs::read_to_string(dir.join("fdinfo").join(entry.file_name())).unwrap_or_default();
+            let info = || read_text(dir.join("fdinfo").join(entry.file_name())).unwrap_or_default();
             if is_eventfd && info().lines().any(|line| line.replace('\t', " ") == "eventfd-semaphore: 1") {
                 let fd = entry.file_name();
                 found.push(format!(
@@ -102,7 +103,7 @@ pub fn not_to_be_detached(proc: &Path, pids: &[i32]) -> Vec<String> {
             let target = fs::read_link(entry.path()).ok()?;
             Some((format!("descriptor {}", entry.file_name().display()), target.to_str()?.to_owned()))
         });
-        let maps = fs::read_to_string(dir.join("maps")).unwrap_or_default();
+        let maps = read_text(dir.join("maps")).unwrap_or_default();
         // See proc_pid_maps(5): the path is the sixth field.
         let mapped = maps.lines().filter_map(|line| {
             let (range, path) = (line.split(' ').next()?, line.splitn(6, ' ').nth(5)?);
@@ -111,7 +112,7 @@ pub fn not_to_be_detached(proc: &Path, pids: &[i32]) -> Vec<String> {
         let mut all = open.chain(mapped);
         // A process has several of each device: one is enough.
         if let Some((what, device)) = all.find_map(|(what, path)| Some((what, devices::find(&path, &dev)?))) {
-            let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+            let name = read_text(dir.join("comm")).unwrap_or_default();
             found.push(format!(
                 "process {pid} ({}), {what} is {}: {}",
                 name.trim(),
@@ -145,14 +146,14 @@ fn shortened(mut found: Vec<String>) -> Vec<String> {
 /// Leases of the job's files for which another program waits. CRIU takes them again and breaks them again, and the holder
 /// gets the signal a second time.
 fn breaking_leases(proc: &Path, pids: &[i32]) -> Vec<String> {
-    let locks = fs::read_to_string(proc.join("locks")).unwrap_or_default();
+    let locks = read_text(proc.join("locks")).unwrap_or_default();
     let holder = |line: &str| -> Option<i32> {
         let words: Vec<_> = line.split_whitespace().collect();
         (words.get(1..3)? == ["LEASE", "BREAKING"]).then(|| words.get(4)?.parse().ok())?
     };
     let holders: BTreeSet<i32> = locks.lines().filter_map(holder).filter(|pid| pids.contains(pid)).collect();
     let describe = |pid: i32| {
-        let name = fs::read_to_string(proc.join(format!("{pid}/comm"))).unwrap_or_default();
+        let name = read_text(proc.join(format!("{pid}/comm"))).unwrap_or_default();
         let name = name.trim();
         format!(
             "process {pid} ({name}) has a lease of a file that another program is about to open, and would be told so twice: try again when it has given the lease up"
@@ -183,7 +184,7 @@ pub fn empty_messages(proc: &Path, sockets: &BTreeSet<Option<Holder>>) -> String
 fn holders(proc: &Path, sockets: &BTreeSet<Option<Holder>>) -> String {
     let describe = |socket: &Option<Holder>| {
         let Some(Holder { pid, fd }) = socket else { return "a socket in a message".to_owned() };
-        let name = fs::read_to_string(proc.join(format!("{pid}/comm"))).unwrap_or_default();
+        let name = read_text(proc.join(format!("{pid}/comm"))).unwrap_or_default();
         format!("process {pid} ({}), descriptor {fd}", name.trim())
     };
     shortened(sockets.iter().map(describe).collect()).join("; ")
@@ -210,9 +211,9 @@ pub fn beyond_our_rights(proc: &Path, survey: &Survey, terminal: Option<String>)
     let mut mapped_memfd = None;
     for &pid in &survey.pids {
         let dir = proc.join(pid.to_string());
-        let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+        let name = read_text(dir.join("comm")).unwrap_or_default();
         let who = format!("process {pid} ({})", name.trim());
-        let maps = fs::read_to_string(dir.join("maps")).unwrap_or_default();
+        let maps = read_text(dir.join("maps")).unwrap_or_default();
         let mut memfds = maps.lines().filter(|line| line.contains(" /memfd:")).peekable();
         if memfds.peek().is_some() {
             open_memfd |= memfds.any(|line| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('p')));
@@ -237,7 +238,7 @@ pub fn beyond_our_rights(proc: &Path, survey: &Survey, terminal: Option<String>)
 }
 
 fn of_process(dir: &Path, pid: i32, has_agents: bool) -> Vec<String> {
-    let name = fs::read_to_string(dir.join("comm")).unwrap_or_default();
+    let name = read_text(dir.join("comm")).unwrap_or_default();
     let who = |fd: &str| format!("process {pid} ({}), descriptor {fd}", name.trim());
     let mut known_sockets = None;
     let mut found = Vec::new();
@@ -269,7 +270,7 @@ fn of_process(dir: &Path, pid: i32, has_agents: bool) -> Vec<String> {
 
 /// Why the interposer has not detached the process from the GPU, and what to do.
 fn gpu_remedy(dir: &Path, has_agents: bool) -> &'static str {
-    let maps = fs::read_to_string(dir.join("maps")).unwrap_or_default();
+    let maps = read_text(dir.join("maps")).unwrap_or_default();
     if maps.contains(preload::LIBRARY) {
         "the interposer is loaded but has not seen how the process opened the GPU; please report the program"
     } else if has_agents {
@@ -308,7 +309,7 @@ fn socket_inodes(dir: &Path) -> HashSet<String> {
     ];
     let mut inodes = HashSet::new();
     for (table, column) in TABLES {
-        let text = fs::read_to_string(dir.join("net").join(table)).unwrap_or_default();
+        let text = read_text(dir.join("net").join(table)).unwrap_or_default();
         inodes.extend(
             text.lines().skip(1).filter_map(|line| Some(line.split_whitespace().nth(*column)?.to_owned())),
         );

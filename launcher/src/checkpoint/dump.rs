@@ -27,6 +27,7 @@ use crate::sys::deadline::{
     CRIU_END_POLL_INTERVAL, CRIU_END_TIMEOUT, CRIU_STOP_TIMEOUT, DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT,
     LEFT_LINKS_PATIENCE, SOCKET_OPTIONS_TIMEOUT,
 };
+use crate::sys::path_text::text_path;
 use ckpt_snapshot::{
     AgentsRecord, Directory, FailedProcess, LinkedFile, OpenFile, SavedFile, SnapshotId, StdioRecord,
     TtyRecord, faults, write_atomically,
@@ -711,7 +712,7 @@ fn lengths(writable: &[String], root: &Path) -> Vec<OpenFile> {
         !["/dev/", "/proc/", "/sys/", "/run/ckpt-run/"].iter().any(|dir| path.starts_with(dir))
     };
     let length = |path: &String| {
-        let meta = fs::symlink_metadata(inside(root, path)).ok()?;
+        let meta = fs::symlink_metadata(inside(root, text_path(path))).ok()?;
         meta.is_file().then(|| OpenFile { path: path.clone(), size_bytes: meta.len() })
     };
     writable.iter().filter(on_disk).filter_map(length).collect()

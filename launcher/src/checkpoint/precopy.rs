@@ -15,9 +15,9 @@ use crate::checkpoint::dump::{criu_log, frozen_s};
 use crate::criu::{Criu, Merged, Options, Piece, SessionError};
 use crate::files::sources::{StagedPart, StagedParts};
 use crate::files::staging::{StagedDir, Staging};
+use crate::sys::path_text::read_text;
 use ckpt_snapshot::SnapshotId;
 use std::collections::HashMap;
-use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -224,7 +224,7 @@ fn discard(staging: &Staging, name: &str) {
 
 /// Whether a process, by its directory in /proc, has a context of asynchronous I/O. One that has ended has none.
 fn uses_aio(process: &Path) -> bool {
-    fs::read_to_string(process.join("maps")).is_ok_and(|maps| maps.contains(AIO))
+    read_text(process.join("maps")).is_ok_and(|maps| maps.contains(AIO))
 }
 
 impl Attempt<'_> {

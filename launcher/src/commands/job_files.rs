@@ -1,6 +1,7 @@
 //! What `show` and `explain` say of the job's files in a snapshot.
 
 use crate::files::inventory::{Copies, Inventory};
+use crate::sys::path_text::shown;
 
 /// The files of a snapshot in lines of name and value.
 #[must_use]
@@ -25,5 +26,5 @@ pub fn facts(inventory: &Inventory) -> Vec<(&'static str, String)> {
 
 /// Files that a resume could not put back.
 pub fn uncovered(inventory: &Inventory) -> impl Iterator<Item = (&'static str, String)> {
-    inventory.uncovered.iter().map(|(path, reason)| ("not covered", format!("{path}: {reason}")))
+    inventory.uncovered.iter().map(|(path, reason)| ("not covered", format!("{}: {reason}", shown(path))))
 }

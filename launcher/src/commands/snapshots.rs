@@ -14,6 +14,7 @@ use crate::store::marks;
 use crate::store::root::Root;
 use crate::store::tiers::{self, MEMORY};
 use crate::sys::error::{EXIT_NEGATIVE, bad_input};
+use crate::sys::path_text::shown;
 use crate::sys::progress::Bar;
 use crate::sys::secrets;
 use anyhow::{Result, anyhow, bail};
@@ -270,7 +271,7 @@ fn summary(manifest: &Manifest) -> Vec<Fact> {
         ("snapshot", manifest.id.to_string()),
         ("job", format!("{} (run {})", manifest.job.key, manifest.run)),
         ("command", manifest.job.argv.join(" ")),
-        ("directory", manifest.job.cwd.clone()),
+        ("directory", shown(&manifest.job.cwd).into_owned()),
         ("taken", format!("{time} ({ago})")),
         ("stall", format!("{:.3} s", manifest.stall_s)),
         ("size", format!("{} in {} files", print::bytes(manifest.data_bytes()), manifest.files.len())),

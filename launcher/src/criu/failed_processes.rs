@@ -24,8 +24,9 @@ struct TaskEntry {
     /// As wait(2) has it.
     #[prost(uint32, required, tag = "2")]
     status: u32,
-    #[prost(string, required, tag = "6")]
-    name: String,
+    /// The kernel cuts it after 15 bytes: it need not be UTF-8.
+    #[prost(bytes = "vec", required, tag = "6")]
+    name: Vec<u8>,
 }
 
 /// The processes that have failed; `read` returns the content of an image, or `None` if CRIU did not write it.
@@ -44,7 +45,7 @@ pub fn failed_processes(read: Read) -> Result<Vec<FailedProcess>, ImageError> {
             found.extend(ended.map(|task| FailedProcess {
                 pid,
                 code: exit_code(task.status),
-                name: task.name,
+                name: String::from_utf8_lossy(&task.name).into_owned(),
             }));
         })?;
     }
@@ -71,12 +72,16 @@ mod tests {
         for (pid, state, status) in [(1, 1, 0), (2, DEAD, 9), (3, DEAD, 3 << 8), (4, DEAD, 0), (5, DEAD, 139)]
         {
             tree.extend(&image(PROCESSES_MAGIC, &ProcessEntry { pid })[8..]);
-            let task = TaskEntry { state, status, name: format!("program {pid}") };
+            let task =
+                TaskEntry { state, status, name: [format!("program {pid}").as_bytes(), b"\xc3"].concat() };
             images.insert(format!("core-{pid}.img"), image(CORE_MAGIC, &CoreEntry { task: Some(task) }));
         }
         images.insert("pstree.img".to_owned(), tree);
         let found = failed_processes(&|name| Ok(images.get(name).cloned())).unwrap();
         let found: Vec<_> = found.iter().map(|one| (one.pid, one.code, &one.name[..])).collect();
-        assert_eq!(found, [(2, 137, "program 2"), (3, 3, "program 3"), (5, 139, "program 5")]);
+        assert_eq!(
+            found,
+            [(2, 137, "program 2\u{fffd}"), (3, 3, "program 3\u{fffd}"), (5, 139, "program 5\u{fffd}")]
+        );
     }
 }

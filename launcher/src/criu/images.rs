@@ -3,10 +3,13 @@
 //! An image consists of two magic numbers and entries: a length (32-bit, little-endian) and a protobuf message. Field
 //! numbers are those of CRIU's images/fdinfo.proto, regfile.proto, pipe.proto, remap-file-path.proto, stats.proto.
 
+use crate::sys::path_text::{bytes_text, path_text};
 use prost::Message;
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// First word of every image.
@@ -59,10 +62,17 @@ struct FileEntry {
 struct RegularEntry {
     #[prost(uint32, required, tag = "2")]
     flags: u32,
-    #[prost(string, required, tag = "6")]
-    name: String,
+    #[prost(bytes = "vec", required, tag = "6")]
+    name: Vec<u8>,
     #[prost(uint32, optional, tag = "10")]
     mode: Option<u32>,
+}
+
+impl RegularEntry {
+    /// The text of its absolute path.
+    fn path(&self) -> String {
+        format!("/{}", bytes_text(&self.name).trim_start_matches('/'))
+    }
 }
 
 /// The kind of a TCP socket; the states of one that is connected, and of one that neither is nor listens.
@@ -139,19 +149,16 @@ impl InetEntry {
 struct UnixEntry {
     #[prost(bytes = "vec", required, tag = "11")]
     name: Vec<u8>,
-    #[prost(string, optional, tag = "14")]
-    name_dir: Option<String>,
+    #[prost(bytes = "vec", optional, tag = "14")]
+    name_dir: Option<Vec<u8>>,
 }
 
 impl UnixEntry {
     /// The directory of the socket's path; abstract and unnamed sockets have none.
     fn directory(&self) -> Option<String> {
-        let name = std::str::from_utf8(&self.name).ok()?.trim_end_matches('\0');
-        if name.is_empty() || name.starts_with('\0') {
-            return None;
-        }
-        let path = Path::new(self.name_dir.as_deref().unwrap_or("/")).join(name);
-        path.parent()?.to_str().map(str::to_owned)
+        let name = self.name.split(|byte| *byte == 0).next().filter(|name| !name.is_empty())?;
+        let dir = Path::new(OsStr::from_bytes(self.name_dir.as_deref().unwrap_or(b"/")));
+        dir.join(OsStr::from_bytes(name)).parent().map(path_text)
     }
 }
 
@@ -226,7 +233,7 @@ impl Descriptors {
             }
             found.socket_directories.extend(entry.unix.and_then(|socket| socket.directory()));
             let Some(regular) = entry.regular.filter(|_| !unnamed.contains(&entry.id)) else { return };
-            let name = format!("/{}", regular.name.trim_start_matches('/'));
+            let name = regular.path();
             if linked.contains(&entry.id) {
                 return found.links.push(name);
             }
@@ -272,7 +279,7 @@ impl Descriptors {
         if !ghosts.is_empty() {
             entries(read, "files.img", COMMON_MAGIC, FILES_MAGIC, |entry: FileEntry| {
                 if let (Some(regular), Some(id)) = (entry.regular, ghosts.get(&entry.id)) {
-                    paths.insert(format!("/{}.cr.{id:x}.ghost", regular.name.trim_start_matches('/')));
+                    paths.insert(format!("{}.cr.{id:x}.ghost", regular.path()));
                 }
             })?;
         }
@@ -365,7 +372,7 @@ mod tests {
     /// CRIU runs with the rights of the job in a user namespace, and a snapshot's images come from a store.
     #[test]
     fn any_image_is_read_or_refused() {
-        let socket = UnixEntry { name: b"/run/a.sock".to_vec(), name_dir: Some("/run".to_owned()) };
+        let socket = UnixEntry { name: b"/run/a.sock".to_vec(), name_dir: Some(b"/run".to_vec()) };
         let inet = InetEntry {
             family: 2,
             kind: 1,
@@ -375,7 +382,7 @@ mod tests {
             source_address: vec![0x0100_007f],
             peer_address: vec![0x0100_007f],
         };
-        let regular = RegularEntry { flags: APPEND | 1, name: "tmp/log".to_owned(), mode: Some(0o100_644) };
+        let regular = RegularEntry { flags: APPEND | 1, name: b"tmp/log".to_vec(), mode: Some(0o100_644) };
         let file = |id| FileEntry { id, regular: None, inet: None, unix: None };
         let files = [
             FileEntry { regular: Some(regular), ..file(1) },

@@ -5,7 +5,7 @@
 //! and lets the process run on.
 
 use procfs_core::FromRead;
-use procfs_core::process::{MMPermissions, MMapPath, MemoryMaps, Stat};
+use procfs_core::process::{MMPermissions, MMapPath, Stat};
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::namespace::numbers_in;
+use crate::sys::path_text::read_maps;
 
 /// What CRIU writes where a process has its first code, to have it execute one system call: `syscall` and breakpoints.
 const CALL: [u8; 8] = [0x0f, 0x05, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc];
@@ -35,7 +36,7 @@ pub fn is_harmless_to_kill(proc: &Path, criu_pid: i32) -> bool {
 }
 
 fn is_left_alone(process: &Path, pid: i32) -> Option<bool> {
-    let maps = MemoryMaps::from_read(File::open(process.join("maps")).ok()?).ok()?;
+    let maps = read_maps(process.join("maps")).ok()?;
     let code = maps.iter().find(|map| map.perms.contains(MMPermissions::EXECUTE))?;
     let mut bytes = [0; CALL.len() + NAME.len()];
     File::open(process.join("mem")).ok()?.read_exact_at(&mut bytes, code.address.0).ok()?;
@@ -91,7 +92,7 @@ mod tests {
     #[test]
     fn memory_for_parasite_code_is_found() {
         let found = || {
-            let maps = MemoryMaps::from_read(File::open("/proc/self/maps").unwrap()).unwrap();
+            let maps = read_maps("/proc/self/maps").unwrap();
             maps.iter().any(|map| is_parasite(&map.pathname))
         };
         assert!(!found());
@@ -117,7 +118,7 @@ mod tests {
         }
         let is_harmless = || is_left_alone(&process, pid);
         assert_eq!(is_harmless(), Some(true));
-        let maps = MemoryMaps::from_read(File::open(process.join("maps")).unwrap()).unwrap();
+        let maps = read_maps(process.join("maps")).unwrap();
         let code = maps.iter().find(|map| map.perms.contains(MMPermissions::EXECUTE)).unwrap().address.0;
         let memory = OpenOptions::new().read(true).write(true).open(process.join("mem")).unwrap();
         let mut before = [0; 16];

@@ -157,6 +157,7 @@ pub(super) struct Response {
     pub(super) notify: Option<Notify>,
     #[prost(int32, optional, tag = "7")]
     pub(super) cr_errno: Option<i32>,
-    #[prost(string, optional, tag = "9")]
-    pub(super) cr_errmsg: Option<String>,
+    /// With names of files, in whatever encoding.
+    #[prost(bytes = "vec", optional, tag = "9")]
+    pub(super) cr_errmsg: Option<Vec<u8>>,
 }

@@ -241,5 +241,6 @@ fn has_moved(before: Option<&Activity>, now: Option<&Activity>) -> bool {
 fn describe(response: &Response) -> Option<String> {
     let errno = response.cr_errno.filter(|&errno| errno != 0);
     let errno = errno.map(|errno| io::Error::from_raw_os_error(errno).to_string());
-    response.cr_errmsg.clone().filter(|text| !text.is_empty()).or(errno)
+    let text = response.cr_errmsg.as_ref().filter(|text| !text.is_empty());
+    text.map(|text| String::from_utf8_lossy(text).into_owned()).or(errno)
 }

@@ -29,10 +29,10 @@ use crate::files::tracking::Record;
 use crate::files::walk::MountPoints;
 use crate::namespace::{inside, numbers_in};
 use crate::sys::deadline::FILE_RETRY_INTERVAL;
+use crate::sys::path_text::{path_text, read_maps, shown, text_path};
 use ckpt_snapshot::chunk::ChunkId;
 use ckpt_snapshot::{RelPath, Source, faults};
-use procfs_core::FromBufRead;
-use procfs_core::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
+use procfs_core::process::{MMPermissions, MMapPath, MemoryMap};
 use rustix::fs::FsWord;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, Metadata};
@@ -127,14 +127,13 @@ impl OpenForWriting {
     /// Adds the files that processes have mapped shared and writable. `proc` is the job's /proc.
     pub fn add_mapped(&mut self, proc: &Path, pids: &[i32]) {
         for pid in pids {
-            let Ok(maps) = File::open(proc.join(pid.to_string()).join("maps")) else { continue };
-            let Ok(maps) = MemoryMaps::from_buf_read(io::BufReader::new(maps)) else { continue };
+            let Ok(maps) = read_maps(proc.join(pid.to_string()).join("maps")) else { continue };
             let is_written =
                 |map: &&MemoryMap| map.perms.contains(MMPermissions::SHARED | MMPermissions::WRITE);
             for map in maps.0.iter().filter(is_written).filter(|map| map.inode != 0) {
                 self.mapped_inodes.insert(map.inode);
                 if let MMapPath::Path(path) = &map.pathname {
-                    self.mapped.insert(path.to_string_lossy().into_owned());
+                    self.mapped.insert(path_text(path));
                 }
             }
         }
@@ -272,7 +271,7 @@ impl<'a> Capture<'a> {
     }
 
     fn is_on_tmpfs(&mut self, path: &str, dev: u64) -> bool {
-        let kind = || kind_of(&inside(&self.root, path));
+        let kind = || kind_of(&inside(&self.root, text_path(path)));
         *self.tmpfs.entry(dev).or_insert_with(|| kind() == Some(libc::TMPFS_MAGIC))
     }
 
@@ -310,9 +309,8 @@ impl<'a> Capture<'a> {
             let mut names = Path::new(path).ancestors().filter_map(Path::to_str);
             !names.any(|name| touched.contains(name))
                 && !known.entry.is_open
-                && self.rules.covers(Path::new(path), true)
-                && Identity::of_path(&inside(&self.root, path))
-                    .is_some_and(|now| self.is_unchanged(known, &now))
+                && self.rules.covers(&text_path(path), true)
+                && Identity::of_path(&self.full(path)).is_some_and(|now| self.is_unchanged(known, &now))
         });
         let known: Vec<_> = known.map(|(path, known)| (path.clone(), known.clone())).collect();
         for (path, known) in known {
@@ -346,14 +344,14 @@ impl<'a> Capture<'a> {
         }
         for path in paths {
             let is_needed = needed.contains(&path) && !self.inventory.entries.contains_key(&path);
-            let is_covered = is_needed || is_on && self.rules.covers(Path::new(&path), is_tracked);
+            let is_covered = is_needed || is_on && self.rules.covers(&text_path(&path), is_tracked);
             if !is_covered || path.starts_with("/dev/") {
                 continue;
             }
-            match self.retried(&path, |capture| fs::symlink_metadata(inside(&capture.root, &path))) {
+            match self.retried(&path, |capture| fs::symlink_metadata(capture.full(&path))) {
                 Ok(meta) => {
                     if is_tracked && meta.is_dir() && self.is_new_directory(&path, &meta) {
-                        self.walk_below(Path::new(&path), &mut found);
+                        self.walk_below(&text_path(&path), &mut found);
                     }
                     found.insert(path, meta);
                 }
@@ -381,7 +379,7 @@ impl<'a> Capture<'a> {
     /// Adds everything below the working directory on the same file system.
     fn walk(&mut self, found: &mut BTreeMap<String, Metadata>) {
         let cwd = self.cwd.clone();
-        let is_all = self.walk_below(Path::new(&cwd), found);
+        let is_all = self.walk_below(&text_path(&cwd), found);
         if is_all && self.history.touched.is_none() {
             self.inventory.complete.push(cwd);
         }
@@ -395,28 +393,23 @@ impl<'a> Capture<'a> {
         let mut seen = 0;
         for entry in covered.take(WALK_MAX + 1) {
             seen += 1;
-            match entry.map(|(path, meta)| (path.into_os_string().into_string(), meta)) {
-                Ok((Ok(path), meta)) => drop(found.insert(path, meta)),
-                Ok((Err(path), _)) => {
-                    let path = path.to_string_lossy().into_owned();
-                    self.inventory.uncovered.insert(path, "its name is not UTF-8".to_owned());
-                }
-                // It was removed meanwhile, or may not be read.
-                Err(_) => {}
+            // One that fails was removed meanwhile, or may not be read.
+            if let Ok((path, meta)) = entry {
+                found.insert(path_text(path), meta);
             }
         }
         let is_all = seen <= WALK_MAX;
         if !is_all {
             let reason =
                 format!("it has more than {WALK_MAX} files, so that only some of them were looked at");
-            self.inventory.uncovered.insert(dir.to_string_lossy().into_owned(), reason);
+            self.inventory.uncovered.insert(path_text(dir), reason);
         }
         is_all
     }
 
     /// Adds one file to the inventory.
     fn record(&mut self, path: String, meta: &Metadata, open: &OpenForWriting) {
-        let full = inside(&self.root, &path);
+        let full = self.full(&path);
         let mut entry = match Entry::of(&full, meta) {
             Ok(Some(entry)) => entry,
             Ok(None) => return,
@@ -453,7 +446,7 @@ impl<'a> Capture<'a> {
                 Err(error)
                     if error.raw_os_error().is_some() && !is_gone(&error) && self.retries < MOST_RETRIES =>
                 {
-                    tracing::debug!("{path}: it is read again after an error: {error}");
+                    tracing::debug!("{}: it is read again after an error: {error}", shown(path));
                     self.retries += 1;
                     std::thread::sleep(FILE_RETRY_INTERVAL);
                 }
@@ -482,7 +475,7 @@ impl<'a> Capture<'a> {
             return Ok(Copies { prefix, ..Copies::default() });
         }
         if file.is_append_only && file.now.bytes > SMALL_BYTES {
-            let mut content = open_file(&inside(&self.root, path))?;
+            let mut content = open_file(&self.full(path))?;
             let prefix = Some(Prefix::of(&mut content, file.now.bytes, false)?);
             return Ok(Copies { prefix, ..Copies::default() });
         }
@@ -530,17 +523,18 @@ impl<'a> Capture<'a> {
         let name = self.next_name();
         let target = self.held.join(&name);
         // Links need the launcher's own view of the file system.
-        let is_visible = Identity::of_path(Path::new(path)).is_some_and(|seen| seen.is_same_inode(&file.now));
+        let from = text_path(path);
+        let is_visible = Identity::of_path(&from).is_some_and(|seen| seen.is_same_inode(&file.now));
         // The job is frozen, and a store on another file system may not answer.
-        let may_link = |held: FileSystem| held.may_have(Path::new(path), file.now.dev);
+        let may_link = |held: FileSystem| held.may_have(&from, file.now.dev);
         let is_possible = is_visible && self.held_on.is_some_and(may_link);
         let is_made = is_possible && make_private_dir(&self.held).is_ok();
-        if is_made && reflink(Path::new(path), &target).is_ok() {
+        if is_made && reflink(&from, &target).is_ok() {
             let identity = Identity::of_path(&target);
             return Copies { held: Some(Held { name, is_reflink: true, identity }), ..Copies::default() };
         }
         let prefix = self.hash(path, &file.now);
-        let is_linked = !file.is_open && is_made && fs::hard_link(path, &target).is_ok();
+        let is_linked = !file.is_open && is_made && fs::hard_link(&from, &target).is_ok();
         let held = is_linked.then_some(Held { name, is_reflink: false, identity: None });
         Copies { held, prefix, ..Copies::default() }
     }
@@ -548,7 +542,7 @@ impl<'a> Capture<'a> {
     /// Keeps a file as the last snapshot has it.
     fn again(&mut self, path: &str, now: &Identity, copies: &Copies, chunks: &ChunkNames) -> Copies {
         if copies.data.is_some() {
-            let path = inside(&self.root, path);
+            let path = self.full(path);
             let chunks = ChunkNames::clone(chunks);
             return self.keep(now.bytes, From::Unchanged { path, identity: *now, chunks });
         }
@@ -617,14 +611,14 @@ impl<'a> Capture<'a> {
 
     /// Continues the checksum of a file that grows.
     fn hash(&mut self, path: &str, now: &Identity) -> Option<Prefix> {
-        let mut file = open_file(&inside(&self.root, path)).ok()?;
+        let mut file = open_file(&self.full(path)).ok()?;
         self.history.prefix(path, &mut file, now, HASH_MAX_BYTES).ok().flatten()
     }
 
     /// Copies a file. Returns what was copied, and the name of the copy.
     fn copy(&mut self, path: &str) -> io::Result<(Identity, String)> {
         faults::hit("file-copy")?;
-        let mut from = open_file(&inside(&self.root, path))?;
+        let mut from = open_file(&self.full(path))?;
         let name = self.next_name();
         for _ in 0..COPY_TRIES {
             let before = Identity::of(&from.metadata()?);
@@ -634,6 +628,11 @@ impl<'a> Capture<'a> {
             }
         }
         Err(io::Error::other("it changes while it is copied"))
+    }
+
+    /// Where a path of the job is for this process.
+    fn full(&self, path: &str) -> PathBuf {
+        inside(&self.root, text_path(path))
     }
 
     fn next_name(&mut self) -> String {

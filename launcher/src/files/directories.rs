@@ -3,6 +3,7 @@
 //! ends.
 
 use crate::namespace::inside;
+use crate::sys::path_text::{shown, text_path};
 use anyhow::{Context, Result};
 use ckpt_snapshot::Directory;
 use rustix::fs::OFlags;
@@ -17,7 +18,7 @@ use std::path::Path;
 #[must_use]
 pub fn inspect(paths: &BTreeSet<String>, root: &Path) -> Vec<Directory> {
     let inspect = |path: &String| {
-        let meta = fs::metadata(inside(root, path)).ok()?;
+        let meta = fs::metadata(inside(root, text_path(path))).ok()?;
         let (mode, uid, gid) = (meta.mode() & 0o7777, meta.uid(), meta.gid());
         meta.is_dir().then(|| Directory { path: path.clone(), mode, uid, gid })
     };
@@ -29,11 +30,11 @@ pub fn inspect(paths: &BTreeSet<String>, root: &Path) -> Vec<Directory> {
 /// # Errors
 /// When a directory cannot be created.
 pub fn restore(directories: &[Directory]) -> Result<()> {
-    for directory in directories.iter().filter(|directory| !Path::new(&directory.path).exists()) {
+    for directory in directories.iter().filter(|directory| !text_path(&directory.path).exists()) {
         create(directory).with_context(|| {
-            format!("cannot create the directory {} of a socket of the job", directory.path)
+            format!("cannot create the directory {} of a socket of the job", shown(&directory.path))
         })?;
-        tracing::debug!("created the directory {} again", directory.path);
+        tracing::debug!("created the directory {} again", shown(&directory.path));
     }
     Ok(())
 }
@@ -41,7 +42,7 @@ pub fn restore(directories: &[Directory]) -> Result<()> {
 /// The parent directory may belong to another user, who can replace the new directory at any time. So owner and mode are
 /// set through a descriptor of the directory that was created.
 fn create(directory: &Directory) -> io::Result<()> {
-    let path = Path::new(&directory.path);
+    let path = &*text_path(&directory.path);
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }

@@ -1,6 +1,7 @@
 //! What the last committed snapshot recorded of the job's files: what has not changed since is not read again.
 
 use crate::files::inventory::{Entry, Identity, Inventory, Prefix};
+use crate::sys::path_text::shown;
 use ckpt_snapshot::Manifest;
 use ckpt_snapshot::chunk::ChunkId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -106,7 +107,8 @@ impl FileHistory {
         for (path, reason) in uncovered {
             if self.reported.insert(path.clone()) {
                 tracing::warn!(
-                    "{path}: if the job changes it after the snapshot, a resume is refused: {reason}"
+                    "{}: if the job changes it after the snapshot, a resume is refused: {reason}",
+                    shown(path)
                 );
             }
         }

@@ -1,6 +1,7 @@
 //! The job's files at a snapshot: names, identities, and how each file's content can be got back. Stored in the snapshot
 //! as JSON ([`INVENTORY`]).
 
+use crate::sys::path_text::{path_text, text_path};
 use anyhow::{Context, Result, bail};
 use ckpt_snapshot::{Manifest, RelPath, Store};
 use serde::{Deserialize, Serialize};
@@ -35,7 +36,7 @@ pub struct Inventory {
     pub recorded_ns: i64,
     /// Directories of which every file that is not excluded has an entry, subdirectories included.
     pub complete: Vec<String>,
-    /// Files, directories and symbolic links by absolute path.
+    /// Files, directories and symbolic links by absolute path. Paths are texts, see [`crate::sys::path_text`].
     pub entries: BTreeMap<String, Entry>,
     /// The patterns of files that are not covered (`--files-exclude`).
     pub excluded: Vec<String>,
@@ -191,10 +192,7 @@ impl Entry {
             kind if kind.is_file() => Kind::File(Copies::default()),
             kind if kind.is_dir() => Kind::Directory,
             kind if kind.is_fifo() => Kind::Fifo,
-            kind if kind.is_symlink() => {
-                let target = fs::read_link(path)?.into_os_string().into_string();
-                Kind::Symlink(target.map_err(|_| io::ErrorKind::InvalidData)?)
-            }
+            kind if kind.is_symlink() => Kind::Symlink(path_text(fs::read_link(path)?)),
             _ => return Ok(None),
         };
         let (mode, uid, gid) = (meta.mode() & 0o7777, meta.uid(), meta.gid());
@@ -261,7 +259,7 @@ impl Inventory {
     /// Whether `path` lies in a directory of which all files are known.
     #[must_use]
     pub fn is_complete_at(&self, path: &Path) -> bool {
-        self.complete.iter().any(|dir| path.starts_with(dir))
+        self.complete.iter().any(|dir| path.starts_with(text_path(dir)))
     }
 }
 

@@ -4,16 +4,15 @@
 
 use crate::namespace::{inside, numbers_in, pid_namespace_of};
 use crate::sys::deadline::{NAMES_LOCK_POLL_INTERVAL, NAMES_LOCK_TIMEOUT};
+use crate::sys::path_text::{path_text, read_maps, shown, text_path};
 use crate::sys::runtime_dir::runtime_dir;
 use anyhow::{Context, Result};
 use ckpt_snapshot::LinkedFile;
-use procfs_core::FromBufRead;
-use procfs_core::process::MemoryMaps;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::retry_on_intr;
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
-use std::io::{self, BufReader};
+use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -132,9 +131,7 @@ fn keep_unused_outside<T>(files: &mut BTreeMap<(u64, u64), T>, init_pid: i32) {
                 files.remove(&(meta.dev(), meta.ino()));
             }
         }
-        let maps = File::open(of.join("maps"))
-            .ok()
-            .and_then(|maps| MemoryMaps::from_buf_read(BufReader::new(maps)).ok());
+        let maps = read_maps(of.join("maps")).ok();
         for map in maps.into_iter().flat_map(|maps| maps.0).filter(|map| map.inode != 0) {
             files.retain(|&(_, inode), _| inode != map.inode);
         }
@@ -150,9 +147,10 @@ pub fn find(paths: &[String], root: &Path) -> Result<Vec<LinkedFile>, String> {
 }
 
 fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
-    let cannot = |error: io::Error| format!("cannot find another name of the file {path}: {error}");
-    let dir = Path::new(path).parent().unwrap_or(Path::new("/"));
-    let wanted = fs::symlink_metadata(inside(root, path)).map_err(cannot)?;
+    let cannot = |error: io::Error| format!("cannot find another name of the file {}: {error}", shown(path));
+    let path = text_path(path);
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    let wanted = fs::symlink_metadata(inside(root, &path)).map_err(cannot)?;
     for entry in fs::read_dir(inside(root, dir)).map_err(cannot)? {
         let entry = entry.map_err(cannot)?;
         let name = entry.file_name();
@@ -160,8 +158,8 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
         if (meta.dev(), meta.ino()) == (wanted.dev(), wanted.ino())
             && !name.to_string_lossy().starts_with(CRIU_LINK_PREFIX)
         {
-            let target = dir.join(name).to_string_lossy().into_owned();
-            return Ok(LinkedFile { path: path.to_owned(), target });
+            let target = path_text(dir.join(name));
+            return Ok(LinkedFile { path: path_text(path), target });
         }
     }
     Err(format!("a file that the job has open was moved out of {}: close it or move it back", dir.display()))
@@ -170,8 +168,8 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
 /// Removes CRIU's links after a dump that has ended the job. After other dumps CRIU removes them itself.
 pub fn remove(links: &[LinkedFile], root: &Path) {
     for link in links {
-        if let Err(error) = fs::remove_file(inside(root, &link.path)) {
-            tracing::debug!("cannot remove {}: {error}", link.path);
+        if let Err(error) = fs::remove_file(inside(root, text_path(&link.path))) {
+            tracing::debug!("cannot remove {}: {error}", shown(&link.path));
         }
     }
 }
@@ -193,23 +191,24 @@ impl Links {
         let lock = (!links.is_empty()).then(|| NamesLock::exclusive(NAMES_LOCK_TIMEOUT));
         let mut all = Self { temporary: Vec::new(), _lock: lock };
         for ghost in ghosts {
-            remove_temporary(Path::new(&ghost)).with_context(|| format!("cannot remove {ghost}"))?;
-            all.temporary.push(ghost.into());
+            let ghost = text_path(&ghost).into_owned();
+            remove_temporary(&ghost).with_context(|| format!("cannot remove {}", ghost.display()))?;
+            all.temporary.push(ghost);
         }
         for link in links {
-            let path = Path::new(&link.path);
+            let (path, target) = (text_path(&link.path), text_path(&link.target));
             let is_criu_link =
                 path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(CRIU_LINK_PREFIX));
             anyhow::ensure!(
                 is_criu_link,
                 "the snapshot lists {} as a link of CRIU, which it is not",
-                link.path
+                path.display()
             );
             // An existing link was left behind by a CRIU that was killed.
-            remove_temporary(path).with_context(|| format!("cannot remove {}", link.path))?;
-            fs::hard_link(&link.target, path)
-                .with_context(|| format!("cannot link {}, which the job had open", link.target))?;
-            all.temporary.push(path.to_owned());
+            remove_temporary(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            fs::hard_link(&target, &path)
+                .with_context(|| format!("cannot link {}, which the job had open", target.display()))?;
+            all.temporary.push(path.into_owned());
         }
         Ok(all)
     }

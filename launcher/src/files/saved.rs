@@ -5,6 +5,7 @@
 
 use crate::files::staging::StagedDir;
 use crate::namespace::inside;
+use crate::sys::path_text::text_path;
 use ckpt_snapshot::{RelPath, SavedFile};
 use rustix::fs::{SeekFrom, seek};
 use std::fs::{File, Permissions};
@@ -37,7 +38,7 @@ pub fn save<'a>(
 ) -> io::Result<Vec<SavedFile>> {
     let mut saved = Vec::new();
     for path in paths {
-        let mut from = File::open(inside(root, path))?;
+        let mut from = File::open(inside(root, text_path(path)))?;
         let meta = from.metadata()?;
         let name = saved.len().to_string();
         copy_sparse(&mut from, &mut to.create(&name)?, meta.len(), Some(deadline))?;
@@ -53,7 +54,7 @@ pub fn save<'a>(
 /// # Errors
 /// When the file cannot be written; an existing file is then unchanged.
 pub fn restore(file: &SavedFile, mut content: File) -> io::Result<()> {
-    let path = Path::new(&file.path);
+    let path = &*text_path(&file.path);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }

@@ -7,6 +7,7 @@ mod output;
 mod tail;
 
 use crate::namespace::StdioSource;
+use crate::sys::path_text::path_text;
 use ckpt_snapshot::{OpenFile, StdioKind, StdioRecord, TtyRecord};
 pub use input::restore_terminal;
 use input::{Input, RawMode, in_foreground};
@@ -331,7 +332,7 @@ pub fn regular_file(fd: BorrowedFd) -> Option<OpenFile> {
         return None;
     }
     let path = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
-    Some(OpenFile { path: path.to_str()?.to_owned(), size_bytes: stat.st_size.cast_unsigned() })
+    Some(OpenFile { path: path_text(path), size_bytes: stat.st_size.cast_unsigned() })
 }
 
 /// The regular files that the launcher's standard streams are.

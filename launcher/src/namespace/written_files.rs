@@ -4,13 +4,15 @@
 //! reader, and 0 for a process of another one (fanotify(7)): so the init knows which events are the job's, also those of
 //! processes that have ended.
 //!
-//! Paths are appended to a file that the launcher hands over, one JSON string a line, each once. The launcher hands over
-//! another file at each snapshot. So the files say what was written since a snapshot, also after everything was killed.
+//! Paths are appended to a file that the launcher hands over, one JSON string a line (see
+//! [`crate::sys::path_text`]), each once. The launcher hands over another file at each snapshot. So the files say what was
+//! written since a snapshot, also after everything was killed.
 
 #![allow(unsafe_code)]
 
 use super::recorder::{Journal, Recorder};
 use crate::sys::authentic::{FileKey, opened, sealed};
+use crate::sys::path_text::{path_text, text_path};
 use ckpt_snapshot::open_regular;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::retry_on_intr;
@@ -162,12 +164,8 @@ impl Tracker {
                     continue;
                 }
                 is_of_job = true;
-                match event.named.and_then(|(id, handle, name)| directories.path(id, handle, name)) {
-                    Some(Ok(path)) => drop(found.insert(path)),
-                    Some(Err(())) => is_incomplete = true,
-                    // The directory is gone, which its own parent reports.
-                    None => {}
-                }
+                // If the directory is gone, its own parent reports that.
+                found.extend(event.named.and_then(|(id, handle, name)| directories.path(id, handle, name)));
             }
         }
         let new: Vec<_> = found.into_iter().filter_map(|path| self.add(path)).collect();
@@ -193,7 +191,7 @@ impl Tracker {
 
     /// Adds a path. Returns it if it is new and not excluded.
     fn add(&mut self, path: String) -> Option<String> {
-        let is_excluded = self.excluded.iter().any(|dir| Path::new(&path).starts_with(dir));
+        let is_excluded = self.excluded.iter().any(|dir| text_path(&path).starts_with(dir));
         (!is_excluded && self.paths.insert(path.clone())).then_some(path)
     }
 
@@ -477,8 +475,8 @@ struct Directories<'a> {
 }
 
 impl Directories<'_> {
-    /// The path of a name in a directory; `None` if the directory is gone, `Err` if its path is not UTF-8.
-    fn path(&mut self, id: FileSystemId, handle: &[u8], name: &[u8]) -> Option<Result<String, ()>> {
+    /// The text of the path of a name in a directory; `None` if the directory is gone.
+    fn path(&mut self, id: FileSystemId, handle: &[u8], name: &[u8]) -> Option<String> {
         let key = [&id, handle].concat();
         if !self.paths.contains_key(&key) {
             let found = self.resolve(id, handle);
@@ -486,7 +484,7 @@ impl Directories<'_> {
         }
         let dir = self.paths.get(&key)?.as_ref()?;
         let path = if name == b"." { dir.clone() } else { dir.join(OsStr::from_bytes(name)) };
-        Some(path.into_os_string().into_string().map_err(drop))
+        Some(path_text(path))
     }
 
     /// The path of a directory. A bind mount shows a part of its file system only: each mount is tried.

@@ -12,6 +12,7 @@ use crate::files::rules::{Coverage, FileRules};
 use crate::files::walk::MountPoints;
 use crate::job::alive::LastAlive;
 use crate::restore::put_back::{MOVING, NEW};
+use crate::sys::path_text::{path_text, shown, text_path};
 use anyhow::{Result, bail};
 use ckpt_snapshot::{Manifest, OpenFile, RelPath};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -69,7 +70,7 @@ pub struct FilePlan {
     /// Files by path.
     pub files: BTreeMap<PathBuf, (Entry, FileAction)>,
     /// Symbolic links to create, with their targets.
-    pub symlinks: BTreeMap<PathBuf, String>,
+    pub symlinks: BTreeMap<PathBuf, PathBuf>,
     /// FIFOs to create.
     pub fifos: BTreeMap<PathBuf, Entry>,
     /// Further names of a file: name and first name.
@@ -123,7 +124,7 @@ pub fn inventory_of_open_files(manifest: &Manifest) -> Inventory {
 /// The entry of a file of which only the length is known.
 fn open_entry(file: &OpenFile) -> Entry {
     let prefix = Some(crate::files::inventory::Prefix { blake3: None, is_whole: false });
-    let meta = fs::symlink_metadata(&file.path).ok();
+    let meta = fs::symlink_metadata(text_path(&file.path)).ok();
     let attribute = |of: fn(&Metadata) -> u32, default| meta.as_ref().map_or(default, of);
     Entry {
         identity: Identity { bytes: file.size_bytes, ..Identity::default() },
@@ -153,7 +154,7 @@ impl FilePlan {
         planner.new_names();
         let mut leaders: HashMap<(u64, u64), PathBuf> = HashMap::new();
         for (path, entry) in &inventory.entries {
-            let path = PathBuf::from(path);
+            let path = text_path(path).into_owned();
             let identity = &entry.identity;
             if matches!(entry.kind, Kind::File(_)) && identity.links > 1 && identity.ino != 0 {
                 match leaders.get(&(identity.dev, identity.ino)) {
@@ -170,7 +171,7 @@ impl FilePlan {
         for stream in manifest.stdio.iter().filter_map(|stream| stream.file.as_ref()) {
             let grown =
                 appended.iter().any(|now| now.path == stream.path && now.size_bytes > stream.size_bytes);
-            let path = PathBuf::from(&stream.path);
+            let path = text_path(&stream.path).into_owned();
             if grown && !planner.plan.files.contains_key(&path) {
                 let cut = FileAction::Cut { from: path.clone() };
                 planner.plan.files.insert(path, (open_entry(stream), cut));
@@ -238,8 +239,11 @@ impl<'a> Planner<'a> {
         let (plan, by_inode) = (FilePlan::default(), HashMap::new());
         let identities = inventory.entries.values().map(|entry| &entry.identity);
         let known_inodes = identities.map(|identity| (identity.ino, identity.born_ns)).collect();
-        let touched =
-            present.touched.into_iter().flatten().filter_map(|path| fs::symlink_metadata(path).ok());
+        let touched = present
+            .touched
+            .into_iter()
+            .flatten()
+            .filter_map(|path| fs::symlink_metadata(text_path(path)).ok());
         let touched_inodes =
             touched.filter(|meta| meta.is_file() && meta.nlink() > 1).map(|meta| meta.ino()).collect();
         let (unknown, refused) = (Vec::new(), Vec::new());
@@ -303,17 +307,17 @@ impl<'a> Planner<'a> {
     /// Whether the directory of a file is still the one that it was.
     fn is_in_same_directory(&self, path: &Path) -> bool {
         let Some(dir) = path.parent() else { return true };
-        let then = dir.to_str().and_then(|dir| self.inventory.entries.get(dir));
+        let then = self.inventory.entries.get(&path_text(dir));
         let now = Identity::of_path(dir);
         now.is_some_and(|now| then.is_none_or(|then| then.identity.is_same_inode(&now)))
     }
 
     /// Whether the job has changed or deleted a file of the inventory that it had not written before the snapshot.
     fn is_changed_by_job(&self, path: &Path, now: Option<&Metadata>) -> bool {
-        let names = || path.ancestors().filter_map(Path::to_str);
+        let names = || path.ancestors().map(path_text);
         // Of a directory that is renamed or deleted, only its own name is reported.
         if now.is_none()
-            && self.present.touched.is_some_and(|touched| names().any(|name| touched.contains(name)))
+            && self.present.touched.is_some_and(|touched| names().any(|name| touched.contains(&name)))
         {
             return true;
         }
@@ -321,7 +325,7 @@ impl<'a> Planner<'a> {
             return true;
         }
         let changed = changed_ns(path, now);
-        let (name, is_kept) = (path.to_string_lossy(), self.is_in_same_directory(path));
+        let (name, is_kept) = (path_text(path), self.is_in_same_directory(path));
         match self.present.touched {
             // More likely than the job's first change of a file, just before it was killed, is a person's just after.
             Some(touched) if is_kept => self.is_recorded(touched, &name, changed),
@@ -345,24 +349,25 @@ impl<'a> Planner<'a> {
         let touched = self.present.touched.into_iter().flatten().chain(&self.present.alive.interrupted);
         let moved = touched.map(String::as_str).filter(|path| self.is_moved_directory(path));
         for root in roots.chain(cwd).chain(moved).collect::<BTreeSet<_>>() {
-            self.walk(Path::new(root), usize::MAX, &mut found);
+            self.walk(&text_path(root), usize::MAX, &mut found);
         }
         let files = self.inventory.entries.iter().filter(|(_, entry)| entry.copies().is_some());
         let paths = files.map(|(path, _)| path).chain(self.present.touched.into_iter().flatten());
         let paths = paths.chain(&self.present.alive.interrupted);
         for path in paths {
-            let Some(dir) = Path::new(path).parent() else { continue };
+            let path = text_path(path);
+            let Some(dir) = path.parent() else { continue };
             if !self.inventory.is_complete_at(dir) && listed.insert(dir.to_owned()) {
                 self.walk(dir, 1, &mut found);
             }
         }
         for (path, meta) in &found {
             if meta.is_file() {
-                self.by_inode.insert(meta.ino(), (path.into(), Identity::of(meta)));
+                self.by_inode.insert(meta.ino(), (text_path(path).into_owned(), Identity::of(meta)));
             }
         }
         for (path, meta) in found {
-            let full = PathBuf::from(&path);
+            let full = text_path(&path).into_owned();
             let name = full.file_name().unwrap_or_default().to_string_lossy();
             if name.starts_with(NEW) {
                 self.plan.leftovers.insert(full);
@@ -391,7 +396,8 @@ impl<'a> Planner<'a> {
     fn is_moved_directory(&self, path: &str) -> bool {
         let is_known = |now: Identity| self.known_inodes.contains(&(now.ino, now.born_ns));
         !self.inventory.entries.contains_key(path)
-            && fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir() && is_known(Identity::of(&meta)))
+            && fs::symlink_metadata(text_path(path))
+                .is_ok_and(|meta| meta.is_dir() && is_known(Identity::of(&meta)))
     }
 
     /// Whether a file with several names still has one that the inventory knows.
@@ -402,14 +408,14 @@ impl<'a> Planner<'a> {
         meta.is_file()
             && identity.links > 1
             && names.any(|(name, _)| {
-                Identity::of_path(Path::new(name)).is_some_and(|now| now.ino == identity.ino)
+                Identity::of_path(&text_path(name)).is_some_and(|now| now.ino == identity.ino)
             })
     }
 
     /// Whether a name that the inventory lacks was made by the job after the snapshot.
     fn is_made_since(&self, path: &str, meta: &Metadata) -> bool {
         let identity = Identity::of(meta);
-        let is_complete = self.inventory.is_complete_at(Path::new(path));
+        let is_complete = self.inventory.is_complete_at(&text_path(path));
         let is_born_since =
             may_be_since(identity.born_ns.unwrap_or(identity.changed_ns), self.inventory.recorded_ns);
         let is_renamed = || self.known_inodes.contains(&(identity.ino, identity.born_ns));
@@ -430,9 +436,7 @@ impl<'a> Planner<'a> {
         let covered =
             self.mounts.walk(Path::new("/"), top, depth, |path| self.present.rules.covers(path, is_seen));
         for (path, meta) in covered.take(WALK_MAX).flatten() {
-            if let Ok(path) = path.into_os_string().into_string() {
-                found.insert(path, meta);
-            }
+            found.insert(path_text(path), meta);
         }
     }
 
@@ -442,7 +446,7 @@ impl<'a> Planner<'a> {
         let is_required = entry.written || entry.is_open;
         let is_by_job = is_required || self.is_changed_by_job(&path, now.as_ref());
         if !is_by_job {
-            let name = path.to_string_lossy();
+            let name = path_text(&path);
             if now.as_ref().is_some_and(Metadata::is_dir)
                 || !self.is_doubtful(&name, changed_ns(&path, now.as_ref()))
             {
@@ -450,10 +454,10 @@ impl<'a> Planner<'a> {
             }
             // Nothing is lost if a file comes back that a person has deleted. One that a person has moved stays there.
             if now.is_some() || self.is_unattributed() || self.is_moved_before(entry) {
-                self.plan.left_alone.push(name.into_owned());
+                self.plan.left_alone.push(name);
                 return;
             }
-            self.plan.come_back.push(name.into_owned());
+            self.plan.come_back.push(name);
         }
         let is_other_kind = now.as_ref().is_some_and(|now| match &entry.kind {
             Kind::File(_) => !now.is_file(),
@@ -483,9 +487,9 @@ impl<'a> Planner<'a> {
                 }
             }
             Kind::Symlink(target) => {
-                let is_right = |_: &Metadata| fs::read_link(&path).is_ok_and(|now| now == Path::new(target));
+                let is_right = |_: &Metadata| fs::read_link(&path).is_ok_and(|now| now == *text_path(target));
                 if !now.as_ref().is_some_and(is_right) {
-                    self.plan.symlinks.insert(path, target.clone());
+                    self.plan.symlinks.insert(path, text_path(target).into_owned());
                 }
             }
         }
@@ -495,8 +499,7 @@ impl<'a> Planner<'a> {
     fn is_moved_before(&self, entry: &Entry) -> bool {
         let moved = self.by_inode.get(&entry.identity.ino);
         moved.is_some_and(|(at, now)| {
-            now.is_same_inode(&entry.identity)
-                && !self.may_be_unrecorded(&at.to_string_lossy(), now.changed_ns)
+            now.is_same_inode(&entry.identity) && !self.may_be_unrecorded(&path_text(at), now.changed_ns)
         })
     }
 
@@ -608,14 +611,14 @@ impl<'a> Planner<'a> {
         }
         if is_leader_untouched && fs::symlink_metadata(&leader).is_err() {
             // It stays away, and so do its other names.
-            if self.plan.left_alone.iter().any(|left| Path::new(left) == leader) {
-                self.plan.left_alone.push(path.to_string_lossy().into_owned());
+            if self.plan.left_alone.iter().any(|left| *text_path(left) == leader) {
+                self.plan.left_alone.push(path_text(path));
             }
             return;
         }
         let is_by_job = entry.written || entry.is_open || self.is_changed_by_job(&path, now.as_ref());
         if now.is_none() && !is_by_job {
-            self.plan.come_back.push(path.to_string_lossy().into_owned());
+            self.plan.come_back.push(path_text(&path));
         }
         self.plan.hard_links.insert(path, leader);
     }
@@ -623,7 +626,7 @@ impl<'a> Planner<'a> {
     /// Refuses older files that the job has changed and that the snapshot does not have.
     fn unknown_files(&mut self) {
         for (path, identity) in std::mem::take(&mut self.unknown) {
-            let full = Path::new(&path);
+            let full = &*text_path(&path);
             let is_changed = may_be_since(identity.changed_ns, self.inventory.recorded_ns);
             let is_by_job = match self.present.touched {
                 Some(touched) => touched.contains(&path),
@@ -641,11 +644,14 @@ impl<'a> Planner<'a> {
             }
             if self.present.rules.coverage == Coverage::Lenient {
                 tracing::warn!(
-                    "{path}: the job has changed this file since the snapshot, which does not have it. It stays as it is (--files lenient)"
+                    "{}: the job has changed this file since the snapshot, which does not have it. It stays as it is (--files lenient)",
+                    full.display()
                 );
             } else {
-                self.refused
-                    .push(format!("{path} was changed since the snapshot, which does not have its content"));
+                self.refused.push(format!(
+                    "{} was changed since the snapshot, which does not have its content",
+                    full.display()
+                ));
             }
         }
     }
@@ -656,7 +662,7 @@ impl<'a> Planner<'a> {
         let made = plan.files.keys().chain(plan.symlinks.keys()).chain(plan.fifos.keys());
         let above: BTreeSet<_> =
             made.chain(plan.hard_links.keys()).flat_map(|path| path.ancestors().skip(1)).collect();
-        let entry = |path: &Path| self.inventory.entries.get(path.to_str()?);
+        let entry = |path: &Path| self.inventory.entries.get(&path_text(path));
         let missing: Vec<_> = above
             .into_iter()
             .filter(|path| plan.has_aside_above(path) || !path.is_dir())
@@ -702,7 +708,8 @@ fn changed_ns(path: &Path, now: Option<&Metadata>) -> i64 {
 fn first_of(names: &[String]) -> String {
     let more = names.len().saturating_sub(NAMED_MAX);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{}{more}", names[..names.len().min(NAMED_MAX)].join("; "))
+    let names: Vec<_> = names.iter().take(NAMED_MAX).map(|name| shown(name)).collect();
+    format!("{}{more}", names.join("; "))
 }
 
 impl FilePlan {

@@ -5,16 +5,16 @@
 //! Only memory with all of its pages is merged, and only where the system's administrator or the program wants huge pages:
 //! a job takes no more memory than before.
 
-use procfs_core::FromBufRead as _;
-use procfs_core::process::{MMPermissions, MemoryMap, MemoryMaps, VmFlags};
+use procfs_core::process::{MMPermissions, MemoryMap, VmFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs::{self, File};
-use std::io::{self, BufReader};
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
 use crate::sys::background::Background;
+use crate::sys::path_text::read_maps;
 
 const SETTINGS: &str = "/sys/kernel/mm/transparent_hugepage";
 /// An entry of /proc/PID/pagemap, in bytes; see pagemap.rst of the kernel's documentation.
@@ -78,8 +78,7 @@ impl Settings {
 fn merge(pid: i32, settings: Settings) -> io::Result<u64> {
     let process = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     let process = pidfd_open(process, PidfdFlags::empty())?;
-    let maps = BufReader::new(File::open(format!("/proc/{pid}/smaps"))?);
-    let maps = MemoryMaps::from_buf_read(maps).map_err(io::Error::other)?;
+    let maps = read_maps(format!("/proc/{pid}/smaps"))?;
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
     let mut merged_bytes = 0;
     for map in maps.0.iter().filter(|map| settings.wants(map)) {
@@ -146,8 +145,8 @@ mod tests {
         // SAFETY: it was mapped above with this length, is zeroed, and is used here only.
         let bytes = unsafe { std::slice::from_raw_parts_mut(memory.cast::<u8>(), 2 * BYTES) };
         (0..=BYTES).step_by(1024).for_each(|offset| bytes[offset] = 1);
-        let maps = BufReader::new(File::open("/proc/self/smaps").unwrap());
-        let page_bytes = MemoryMaps::from_buf_read(maps).unwrap().0[0].extension.map["KernelPageSize"];
+        let maps = read_maps("/proc/self/smaps").unwrap();
+        let page_bytes = maps.0[0].extension.map["KernelPageSize"];
         let (pagemap, start) = (File::open("/proc/self/pagemap").unwrap(), memory.addr());
         let has_all = |part: Range<usize>| {
             has_all_pages(&pagemap, &(part.start as u64..part.end as u64), page_bytes).unwrap()

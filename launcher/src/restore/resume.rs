@@ -42,6 +42,7 @@ use crate::sys::deadline::{
 use crate::sys::error::{BadInput, bad_input};
 use crate::sys::gpus::GpuProbe;
 use crate::sys::host;
+use crate::sys::path_text::{path_text, text_path};
 use crate::sys::privileges::Privileges;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_snapshot::{
@@ -328,8 +329,9 @@ impl Resumer<'_> {
                 now.cpu
             );
         }
-        if !Path::new(&manifest.job.cwd).is_dir() {
-            bail!("the job's working directory {} does not exist", manifest.job.cwd);
+        let cwd = text_path(&manifest.job.cwd);
+        if !cwd.is_dir() {
+            bail!("the job's working directory {} does not exist", cwd.display());
         }
         Ok(())
     }
@@ -452,8 +454,8 @@ impl Resumer<'_> {
 
     /// Watches what the job writes from now on.
     fn watch_files(&self, namespace: &Namespace, manifest: &Manifest, files: &mut FileHistory) {
-        let cwd = Path::new(&manifest.job.cwd);
-        tracking::begin(namespace, self.dir, cwd, self.file_rules, files, Some(&manifest.id));
+        let cwd = text_path(&manifest.job.cwd);
+        tracking::begin(namespace, self.dir, &cwd, self.file_rules, files, Some(&manifest.id));
     }
 
     fn put_files_back(
@@ -466,7 +468,7 @@ impl Resumer<'_> {
         if !plan.is_empty() {
             let temporary = temporary_names(plan);
             let paths = plan.paths().cloned().chain(temporary);
-            alive.begin_put_back(self.dir, paths.map(|path| path.to_string_lossy().into_owned()))?;
+            alive.begin_put_back(self.dir, paths.map(path_text))?;
             let kept = Kept::create(self.dir, &manifest.id)?;
             PutBack::new(plan, &|data| loading.open(data), kept).apply()?;
             kept::prune_kept(self.dir);

@@ -5,7 +5,6 @@
 //! time. The next run of the same command begins anew: nothing is lost but snapshots that only this process has in memory, so
 //! with such snapshots it waits on.
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,6 +14,7 @@ use parking_lot::Mutex;
 
 use crate::store::options::StoreOptions;
 use crate::sys::deadline::{STORE_ANSWER_POLL_INTERVAL, STORE_ANSWER_REPORT, STORE_ANSWER_TIMEOUT};
+use crate::sys::path_text::read_text;
 use crate::sys::span::span;
 
 /// What ckpt-run does before the job's processes run, for [`AnswerWatch::during`].
@@ -129,7 +129,7 @@ impl Shared {
 /// How often a thread of this process has waited, or was made to wait: it does neither in one request that is not answered.
 fn waits_of(thread: rustix::thread::Pid) -> Option<u64> {
     let path = format!("/proc/self/task/{}/status", thread.as_raw_nonzero());
-    let status = fs::read_to_string(path).ok()?;
+    let status = read_text(path).ok()?;
     let counts = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
     Some(counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum())
 }

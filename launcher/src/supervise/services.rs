@@ -14,13 +14,14 @@ use crate::namespace::stdio;
 use crate::persist::copier::CopyParts;
 use crate::persist::memory::Persister;
 use crate::persist::upload::Uploader;
+use crate::sys::path_text::text_path;
 use crate::sys::runtime_dir;
 use anyhow::{Context as _, Result};
 use ckpt_object_medium::StoreUrl;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::ffi::OsString;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -137,7 +138,7 @@ fn file_rules(config: &Config) -> Result<FileRules> {
     let addresses = [&config.store.url, &config.store.upload].into_iter().flatten();
     let own = [Some(&config.store.dir), config.log_file.as_ref()].into_iter().flatten().cloned();
     let own = own.chain(addresses.filter_map(StoreUrl::directory));
-    let output = stdio::own_files().into_iter().map(|file| PathBuf::from(file.path));
+    let output = stdio::own_files().into_iter().map(|file| text_path(&file.path).into_owned());
     let own =
         own.filter_map(|path| absolute(&path)).chain(output).chain(runtime_dir::runtime_dir()).collect();
     FileRules::new(&config.files, own)

@@ -4,6 +4,7 @@ use crate::job::attempt_logs::prune_attempt_logs;
 use crate::job::status::unix_ms;
 use crate::namespace::{numbers_in, pid_namespace_of};
 use crate::sys::deadline::PY_SPY_TIMEOUT;
+use crate::sys::path_text::read_text;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, write_atomically};
 use procfs_core::FromRead as _;
@@ -80,8 +81,7 @@ fn describe(processes: &[(i32, i32)], what: &str) -> String {
         let mut tids = numbers_in(&tasks).unwrap_or_default();
         tids.sort_unstable();
         for tid in tids {
-            let read =
-                |name: &str| fs::read_to_string(tasks.join(tid.to_string()).join(name)).unwrap_or_default();
+            let read = |name: &str| read_text(tasks.join(tid.to_string()).join(name)).unwrap_or_default();
             let state = Stat::from_file(tasks.join(format!("{tid}/stat"))).map_or('?', |stat| stat.state);
             let (name, waits, call) = (read("comm"), read("wchan"), read("syscall"));
             let (name, call) = (name.trim(), call.trim());

@@ -26,6 +26,7 @@ use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::{EXIT_OWN, bad_input};
 use crate::sys::host;
+use crate::sys::path_text::path_text;
 use crate::sys::privileges::Privileges;
 use crate::sys::secrets;
 use crate::sys::span::span;
@@ -102,11 +103,8 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let store =
         answers.during("it was being opened", || tiers::open_at(&config.store, &dir, &pace, memory))?;
     let text = |value: &OsString| value.to_string_lossy().into_owned();
-    let identity = JobIdentity {
-        key: key.to_string(),
-        cwd: cwd.to_string_lossy().into_owned(),
-        argv: argv.iter().map(text).collect(),
-    };
+    let identity =
+        JobIdentity { key: key.to_string(), cwd: path_text(&cwd), argv: argv.iter().map(text).collect() };
     let journal = Arc::new(Journal::of(&dir));
     Ok(OpenedJob { identity, criu, dir, store, journal, answers, pace, staged_bytes, _lock: lock })
 }

@@ -3,10 +3,12 @@
  *
  *   steady STEPS PIECES [maps]
  *
- * With `maps`, a thread maps and unmaps host memory all the time, and looks whether what it has written is still there.
+ * With `maps`, a thread maps and unmaps host memory all the time, and looks whether what it has written is still there. A
+ * file whose name is not UTF-8 is mapped beside it.
  * Once the file `change` is there, it retains its context another time, and removes the file.
  * It ends early, after a whole step, when the file `end` is there. It stands still while the file `pause` is there, which
  * the file `paused` says. */
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -38,6 +40,15 @@ static CUmemGenericAllocationHandle created(CUdeviceptr address, size_t bytes, u
     vmm_map(address, bytes, handle);
     fill(address, value);
     return handle;
+}
+
+static void map_file(void) {
+    int file = open("caf\xe9", O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, 4096) != 0 ||
+        mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) == MAP_FAILED) {
+        perror("a mapped file");
+        exit(1);
+    }
 }
 
 static void *map_all_the_time(void *unused) {
@@ -94,6 +105,7 @@ int main(int argc, char **argv) {
     CHECK(cuMemUnmap(nowhere, granule));
     if (argc > 3) {
         pthread_t thread;
+        map_file();
         if (pthread_create(&thread, NULL, map_all_the_time, NULL) != 0) {
             return 1;
         }

@@ -290,9 +290,11 @@ class changes_kind(Habit):
 
 
 class odd_names(Habit):
-    """Names with spaces, quotes, newlines, glob characters and other scripts, rewritten in place."""
+    """Names with spaces, quotes, newlines, glob characters, other scripts and encodings, rewritten in place."""
 
     NAMES = ("a b", "new\nline", 'quo"te', "back\\slash", "[x]*?", "naïve-日本", "-rf", ".hidden", "x" * 200)
+    # Bytes that are no UTF-8: Latin-1, and others.
+    NAMES += tuple(os.fsdecode(name) for name in (b"caf\xe9", b"\xff\xfe"))
 
     def begin(self):
         self.last = {}

@@ -156,7 +156,9 @@ fn leader(thread: c_int) -> Option<String> {
 }
 
 fn status(thread: c_int) -> Option<String> {
-    fs::read_to_string(format!("/proc/{thread}/status")).ok()
+    // The name of a thread is the program's: it need not be UTF-8.
+    let status = fs::read(format!("/proc/{thread}/status")).ok()?;
+    Some(String::from_utf8_lossy(&status).into_owned())
 }
 
 fn number(status: &str, name: &str, radix: u32) -> u64 {

@@ -5,7 +5,9 @@ use ckpt_run_tests::habits::{self, GROUPS, HabitJob, MAY_REFUSE, MIXED, Outcome,
 use ckpt_run_tests::{Sandbox, ckpt_run, criu, programs};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Mutex;
@@ -79,6 +81,14 @@ fn what_may_be_refused_is_refused_by_name_or_right() {
 fn snapshots_at_an_interval() {
     let kills = if is_full() { 20 } else { 3 };
     check("at an interval", &habits::run(Sandbox::new(), &plan(&mixed(), kills, &["--interval", "1s"])));
+}
+
+/// That of the directory is in the paths of all files, in the names that the job has open, and in its working directory.
+#[test]
+fn files_in_a_directory_whose_name_is_not_utf8() {
+    let kills = if is_full() { 20 } else { 3 };
+    let work = OsStr::from_bytes(b"tr\xe9sor").to_owned();
+    check("not UTF-8", &habits::run(Sandbox::new(), &Plan { work, ..plan(&mixed(), kills, &[]) }));
 }
 
 /// Without the rights for fanotify, snapshots and resumes look for changed files in the working directory and where files

@@ -47,7 +47,7 @@ fn seed() -> u64 {
 fn plan<S: ToString>(habits: &[S], kills: u32, options: &[&str]) -> Plan {
     let habits = habits.iter().map(ToString::to_string).collect();
     let options = options.iter().map(ToString::to_string).collect();
-    Plan { habits, kills, seed: seed(), options, uid: None, until: None }
+    Plan { habits, kills, seed: seed(), options, uid: None, until: None, work: "work".into() }
 }
 
 /// Fails unless the files were right, or the resume was refused for a habit that may be refused.
