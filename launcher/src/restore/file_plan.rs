@@ -230,6 +230,8 @@ struct Planner<'a> {
     /// Older files that the inventory lacks.
     unknown: Vec<(String, Identity)>,
     refused: Vec<String>,
+    /// Whether `--files lenient` would leave all of these as they are.
+    can_stay: bool,
     is_same_boot: bool,
 }
 
@@ -258,6 +260,7 @@ impl<'a> Planner<'a> {
             mounts,
             unknown,
             refused,
+            can_stay: true,
             is_same_boot,
         }
     }
@@ -536,7 +539,10 @@ impl<'a> Planner<'a> {
             }
             _ => self.uncopied(&path, then, copies, inode.as_ref().map(|(at, _)| at), present.as_ref()),
         };
-        match action {
+        let may_stay = !entry.is_open && self.present.rules.coverage == Coverage::Lenient;
+        let stays = inode.clone().or_else(|| present.map(|now| (path.clone(), now)));
+        let stays = stays.filter(|(_, now)| entry.is_open && now.bytes >= then.bytes);
+        match action.or_else(|| self.as_it_is(stays.as_ref())) {
             Some(action) => {
                 if let Some(from) = action.from() {
                     self.plan.aside.remove(from);
@@ -545,14 +551,29 @@ impl<'a> Planner<'a> {
                 self.plan.files.insert(path, (entry.clone(), action));
             }
             None if !is_by_job => self.plan.left_alone.extend(self.plan.come_back.pop()),
-            None if self.present.rules.coverage == Coverage::Lenient && !entry.is_open => {
+            None if may_stay => {
                 tracing::warn!(
                     "{}: the job has changed this file since the snapshot, and the snapshot does not have its content. It stays as it is (--files lenient)",
                     path.display()
                 );
             }
-            None => self.refuse(&path, then, present.as_ref()),
+            None => {
+                self.can_stay &= !entry.is_open || stays.is_some();
+                self.refuse(&path, then, present.as_ref());
+            }
         }
+    }
+
+    /// How a file that the job had open, and whose content the snapshot does not have, is left as it is, if that is allowed.
+    /// CRIU opens it only with the length that it had.
+    fn as_it_is(&self, longer: Option<&(PathBuf, Identity)>) -> Option<FileAction> {
+        let is_allowed = matches!(self.present.rules.coverage, Coverage::Lenient | Coverage::Off);
+        let (from, _) = longer.filter(|_| is_allowed)?;
+        tracing::warn!(
+            "{}: the job has changed this file since the snapshot, and the snapshot does not have its content. Up to its length at the snapshot it stays as it is (--files lenient, or off)",
+            from.display()
+        );
+        Some(FileAction::Cut { from: from.clone() })
     }
 
     /// How a file is put back of which the snapshot has no copy.
@@ -676,8 +697,9 @@ impl<'a> Planner<'a> {
 
     fn finish(mut self, id: &str) -> Result<FilePlan> {
         if !self.refused.is_empty() {
+            let or = if self.can_stay { "; or leave the files as they are with --files lenient" } else { "" };
             bail!(
-                "files of the job have changed since the snapshot {id} and cannot be put back: {}. No file was changed. Restore these files, or resume an older snapshot; or leave the files as they are with --files lenient",
+                "files of the job have changed since the snapshot {id} and cannot be put back: {}. No file was changed. Restore these files, or resume an older snapshot{or}",
                 first_of(&self.refused)
             )
         }

@@ -387,6 +387,29 @@ fn files_beyond_the_budget() {
     assert!(!job.path("new").exists());
 }
 
+/// CRIU opens a file of the job only if it has the length that it had.
+#[test]
+fn open_files_beyond_the_budget_that_are_left_as_they_are_keep_their_length() {
+    for is_replaced in [false, true] {
+        let mut job = Job::new(0);
+        job.write("stream", "part 1");
+        let snapshot = job.capture(&["stream"], &[]);
+        if is_replaced {
+            fs::remove_file(job.path("stream")).unwrap();
+        }
+        job.write("stream", "PART 1, part 2");
+        let error = job.put_back(&snapshot).unwrap_err().to_string();
+        assert!(error.contains("--files lenient"), "{error}");
+        job.rules.coverage = if is_replaced { Coverage::Lenient } else { Coverage::Off };
+        job.put_back(&snapshot).unwrap();
+        assert_eq!(fs::read_to_string(job.path("stream")).unwrap(), "PART 1");
+        job.write("stream", "part");
+        let error = job.put_back(&snapshot).unwrap_err().to_string();
+        assert!(error.contains("has 4 bytes, at the snapshot it had 6"), "{error}");
+        assert!(!error.contains("--files lenient"), "{error}");
+    }
+}
+
 /// Of a file that is open and too large to be copied, there is a checksum, which is of no use if it changes in place.
 #[test]
 fn a_file_beyond_the_budget_that_changes_in_place_is_named() {
