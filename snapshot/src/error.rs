@@ -279,7 +279,7 @@ pub enum SaveError {
     Taken(String),
     /// Another process removes chunks that the snapshot shares with older ones.
     #[error(
-        "the snapshot {0} was not saved: another ckpt-run is deleting packs of the same store. Run `ckpt-run checkpoint`, or wait for the next checkpoint: it stores what is missing"
+        "the snapshot {0} was not saved: packs of the store were deleted meanwhile, or another ckpt-run is deleting them. Run `ckpt-run checkpoint`, or wait for the next checkpoint: it stores what is missing"
     )]
     Overtaken(String),
     /// The store's indexes or manifests cannot be read.

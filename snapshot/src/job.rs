@@ -97,7 +97,7 @@ impl StoreRoot {
             .map_err(|error| failed("lock", path)(error.into()))?;
         match Self::read_version(path) {
             Ok(STORE_VERSION) => return Ok(()),
-            Ok(_) => {}
+            Ok(_) | Err(OpenError::NotAStore(_)) => {}
             Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             Err(other) => return Err(other),
         }
@@ -525,6 +525,33 @@ impl JobDir {
                 other => return other,
             }
         }
+    }
+
+    /// Makes the store and the lock again that somebody has deleted while this process held the lock. Returns whether that
+    /// was so. If another launcher has taken the job since, the lock is its own.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn make_again(&self, lock: &mut JobLock) -> Result<bool, OpenError> {
+        let store = self.path.ancestors().nth(2).unwrap_or(&self.path);
+        // What cannot be looked at may be there.
+        let is_unmarked = matches!(store.join("store.json").try_exists(), Ok(false));
+        let is_unlocked = self.path.join("lock").try_exists().is_ok() && !self.has_lock_file(lock);
+        if !is_unmarked && !is_unlocked {
+            return Ok(false);
+        }
+        if is_unmarked {
+            create_private_dir(store).map_err(failed("create", store))?;
+            StoreRoot::set_version(store)?;
+        }
+        if is_unlocked {
+            match self.lock_to_run(|_| ()) {
+                Ok(new) => *lock = new,
+                Err(OpenError::Locked { .. }) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(true)
     }
 
     /// Whether the lock is that of the file that others open.

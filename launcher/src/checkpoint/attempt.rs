@@ -179,6 +179,7 @@ impl Attempt<'_> {
         let survey = self.examine()?;
         let prepared = self.prepare(survey.memory_bytes)?;
         let device_bytes = prepared.as_ref().map_or(0, Prepared::device_bytes);
+        self.make_store_again()?;
         let id = self.next_id()?;
         let needed_bytes = survey.memory_bytes.saturating_add(device_bytes);
         let has_windows = prepared.as_ref().is_some_and(Prepared::has_windows);
@@ -343,6 +344,17 @@ impl Attempt<'_> {
         let prepared = agents.prepare(self.number, self.freeze_timeout, memory_bytes)?;
         faults::hit("staged").map_err(AttemptError::Staging)?;
         Ok(Some(prepared))
+    }
+
+    /// The job is of more worth than the reason why somebody has deleted its store.
+    fn make_store_again(&self) -> Result<(), AttemptError> {
+        if self.parts.dir.make_again(&mut self.parts.lock.lock())? {
+            tracing::warn!(
+                "files of the store {} were deleted while the job runs, or the store was moved: it is made again, and this snapshot has all data",
+                self.parts.store_name
+            );
+        }
+        Ok(())
     }
 
     fn next_id(&self) -> Result<SnapshotId, AttemptError> {

@@ -19,7 +19,8 @@ use crate::persist::upload::Uploader;
 use crate::store::tiers;
 use crate::sys::background::Background;
 use ckpt_protocol::control::Saved;
-use ckpt_snapshot::{FailedProcess, JobDir, JobIdentity, Listed, Retention, SnapshotId, Tiers};
+use ckpt_snapshot::{FailedProcess, JobDir, JobIdentity, JobLock, Listed, Retention, SnapshotId, Tiers};
+use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -33,6 +34,8 @@ pub struct CheckpointerParts {
     pub job: Arc<RunningJob>,
     /// The job's directory in the store.
     pub dir: JobDir,
+    /// Its lock.
+    pub lock: Arc<Mutex<JobLock>>,
     /// Where images that do not fit into memory may be.
     pub staging_dir: Option<PathBuf>,
     /// The job's snapshots.

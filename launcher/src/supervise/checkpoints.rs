@@ -61,6 +61,7 @@ impl Checkpoints {
         let checkpointer = Checkpointer::new(CheckpointerParts {
             job: Arc::clone(job),
             dir: shared.opened.dir.clone(),
+            lock: Arc::clone(&shared.opened.lock),
             staging_dir: shared.config.store.staging_dir(&shared.opened.dir),
             store: Arc::clone(&shared.opened.store),
             store_name: shared.config.store.name(),

@@ -35,6 +35,7 @@ use ckpt_object_medium::Pace;
 use ckpt_snapshot::{
     JobDir, JobIdentity, JobKey, JobLock, JobOutcome, ReadError, SnapshotId, Store, Tiers, faults,
 };
+use parking_lot::Mutex;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -53,7 +54,8 @@ pub(super) struct OpenedJob {
     pub(super) pace: Arc<Pace>,
     /// Memory reserved for the images of the current checkpoint (bytes), if snapshots are kept in memory.
     pub(super) staged_bytes: Option<Arc<AtomicU64>>,
-    _lock: JobLock,
+    /// Shared with what may have to take it again, see [`JobDir::make_again`].
+    pub(super) lock: Arc<Mutex<JobLock>>,
 }
 
 /// Checks what the run needs, and opens and locks the job's store.
@@ -106,7 +108,17 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let identity =
         JobIdentity { key: key.to_string(), cwd: path_text(&cwd), argv: argv.iter().map(text).collect() };
     let journal = Arc::new(Journal::of(&dir));
-    Ok(OpenedJob { identity, criu, dir, store, journal, answers, pace, staged_bytes, _lock: lock })
+    Ok(OpenedJob {
+        identity,
+        criu,
+        dir,
+        store,
+        journal,
+        answers,
+        pace,
+        staged_bytes,
+        lock: Arc::new(Mutex::new(lock)),
+    })
 }
 
 /// Decides where the job starts (`resume`), and writes this launcher's name into the job's record. Also returns the snapshots to

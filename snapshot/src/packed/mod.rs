@@ -23,7 +23,7 @@ pub use tombstones::{new_name as new_tombstone, set as set_tombstone};
 
 use crate::codec::Codec;
 use crate::medium::{Medium, read_all};
-use crate::pack::{Index, PACK_MAX_BYTES, PackId};
+use crate::pack::{Index, PACK_MAX_BYTES, PackId, packs_dir};
 use crate::read_failure::{ReadFailure, classify};
 use crate::store::{
     Discard, Listed, Load, ProgressFn, Reclaimed, SnapshotWriter, Source, Store, damaged, recorded,
@@ -243,6 +243,16 @@ impl PackStore {
         };
         self.refresh()?;
         Ok(leaving)
+    }
+
+    /// Forgets packs that a person has deleted. Waits for nobody who changes the store.
+    fn forget_deleted(&self) -> Result<(), ReadError> {
+        let known = self.with_index(|index| index.packs().keys().copied().collect::<HashSet<_>>())?;
+        let listed = self.medium.list(&packs_dir()).map_err(self.read_failed(&packs_dir()))?;
+        let listed: HashSet<_> =
+            listed.iter().filter_map(|(name, _)| PackId::parse(name.strip_suffix(".pack")?)).collect();
+        self.change_index(|index| index.forget_packs(&known.difference(&listed).copied().collect()));
+        Ok(())
     }
 
     /// Reads new indexes: another process may have written or moved chunks.

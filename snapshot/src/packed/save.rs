@@ -51,9 +51,11 @@ impl<'a> Saving<'a> {
         let leaving = match store.limits.shared {
             // Another machine may have removed packs.
             Some(_) => store.refresh_and_leaving(None)?,
-            None => HashSet::new(),
+            None => {
+                store.forget_deleted()?;
+                HashSet::new()
+            }
         };
-        store.with_index(|_| ())?;
         let wanted_bytes = needed_bytes.min(expected_bytes(store, needed_bytes)?);
         let wanted_bytes = wanted_bytes + (wanted_bytes / 8).max(SPARE_MIN_BYTES);
         let failed = store.failed("get the free space for", &sealed::name(id));
@@ -253,10 +255,17 @@ impl Saving<'_> {
     }
 
     /// Checks after the commit that all chunks still exist, and that nobody is about to delete them: another machine could
-    /// not see before the commit that they are live. Otherwise removes the snapshot.
+    /// not see before the commit that they are live, and a person may have deleted files of the store. Otherwise removes the
+    /// snapshot.
     fn confirm(&mut self, name: &RelPath, content: &[u8], manifest: &Manifest) -> Result<(), SaveError> {
         let store = self.common.store;
-        let failure = match store.is_lacking(manifest) {
+        let is_lacking = match store.limits.shared {
+            Some(_) => store.is_lacking(manifest),
+            None => store.forget_deleted().and_then(|()| {
+                store.with_index(|index| index.lacking(manifest, &HashSet::new()).next().is_some())
+            }),
+        };
+        let failure = match is_lacking {
             Ok(false) => return Ok(()),
             Ok(true) => SaveError::Overtaken(self.id.to_string()),
             Err(error) => error.into(),
@@ -327,9 +336,7 @@ impl SnapshotWriter for Saving<'_> {
         }
         let store = self.common.store;
         store.change_index(|all| self.finished.iter().for_each(|index| all.add(index)));
-        if store.limits.shared.is_some() {
-            self.confirm(&name, &content, &manifest)?;
-        }
+        self.confirm(&name, &content, &manifest)?;
         self.finished.clear();
         self.is_committed = true;
         faults::hit("save-after-commit").map_err(self.common.failed("commit", &name))?;

@@ -1,6 +1,7 @@
 //! Damage: every flipped byte is found, and a resume falls back to the older snapshot. A disk that is full. Input that
 //! is bad: a clear error, exit code 2, nothing touched.
 
+use crate::keeper;
 use ckpt_run_tests::packs::{ChunkLocation, manifest_file, objects, unique_chunks};
 use ckpt_run_tests::{Running, Sandbox, programs, python};
 use std::collections::BTreeMap;
@@ -291,4 +292,39 @@ fn manifests_that_climb_out_or_are_newer_are_refused() {
     refuses(&sandbox, &["show", "77"], &["there is no snapshot 77"]);
     fs::write(&manifest, whole).unwrap();
     sandbox.verify_all();
+}
+
+/// The store, or a part of it, is deleted while the job runs: the next snapshots have all that is needed, and no second
+/// launcher gets the job.
+#[test]
+fn a_store_that_is_deleted_while_the_job_runs_is_made_again() {
+    let sandbox = Sandbox::new();
+    let store = sandbox.path().join(".ckpt-run");
+    let mut job = keeper::start(&sandbox, "job", &["--interval", "300ms"]);
+    let saved = || sandbox.read("job.err").matches(" saved: ").count();
+    job.until("a snapshot", || (saved() > 0).then_some(()));
+    let job_dir = sandbox.job_dir();
+    let parts = ["packs", "manifests", "job", "lock"].map(|name| job_dir.join(name));
+    for gone in [store.join("store.json"), store.join("jobs"), store.clone()].iter().chain(&parts) {
+        keeper::step(&sandbox, &mut job);
+        let before = saved();
+        // A snapshot may be saved at this moment.
+        job.until("the deletion", || match fs::remove_dir_all(gone) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => fs::remove_file(gone).ok(),
+            other => other.ok(),
+        });
+        job.until("two snapshots more", || (saved() >= before + 2).then_some(()));
+        let (code, said) = code_and_errors(&sandbox, &["--", "true"]);
+        assert_eq!(code, 0, "another job, {}: {said}", gone.display());
+        let python = python();
+        let (code, said) = code_and_errors(&sandbox, &["--", python.to_str().unwrap(), "-c", keeper::KEEPER]);
+        assert!(code == 2 && said.contains("is already running"), "{}: {code}: {said}", gone.display());
+        assert!(fs::symlink_metadata(&store.join("store.json")).is_ok());
+    }
+    assert!(job.said().contains("were deleted while the job runs"), "{}", job.said());
+    job.kill_everything();
+    sandbox.verify_all();
+    let again = keeper::start(&sandbox, "again", &[]);
+    assert!(again.said().contains("resumed from snapshot"), "{}", again.said());
+    assert_eq!(keeper::finish(&sandbox, "again", again), keeper::unbroken(parts.len() + 3));
 }

@@ -45,7 +45,7 @@ pub fn finish(sandbox: &Sandbox, name: &str, mut job: Running) -> String {
 
 /// What an unbroken run with `steps` steps prints. Tests share the runs.
 pub fn unbroken(steps: usize) -> &'static str {
-    static OUTPUTS: [OnceLock<String>; 4] = [const { OnceLock::new() }; 4];
+    static OUTPUTS: [OnceLock<String>; 8] = [const { OnceLock::new() }; 8];
     OUTPUTS[steps].get_or_init(|| {
         let sandbox = Sandbox::new();
         let mut job = start(&sandbox, "unbroken", &[]);
