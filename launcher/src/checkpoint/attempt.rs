@@ -179,7 +179,6 @@ impl Attempt<'_> {
         let survey = self.examine()?;
         let prepared = self.prepare(survey.memory_bytes)?;
         let device_bytes = prepared.as_ref().map_or(0, Prepared::device_bytes);
-        self.make_store_again()?;
         let id = self.next_id()?;
         let needed_bytes = survey.memory_bytes.saturating_add(device_bytes);
         let has_windows = prepared.as_ref().is_some_and(Prepared::has_windows);
@@ -358,6 +357,7 @@ impl Attempt<'_> {
     }
 
     fn next_id(&self) -> Result<SnapshotId, AttemptError> {
+        self.make_store_again()?;
         let newest = tiers::list_local(&self.parts.store)?.last().map_or(0, |listed| listed.id.sequence());
         let number = self.parts.ownership.next_number(newest)?;
         Ok(SnapshotId::new(number, SystemTime::now()))

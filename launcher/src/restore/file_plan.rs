@@ -11,13 +11,16 @@ use crate::files::inventory::{Copies, Entry, Identity, Inventory, Kind, may_be_s
 use crate::files::rules::{Coverage, FileRules};
 use crate::files::walk::MountPoints;
 use crate::job::alive::LastAlive;
+use crate::namespace::numbers_in;
 use crate::restore::put_back::{MOVING, NEW};
 use crate::sys::path_text::{path_text, shown, text_path};
 use anyhow::{Result, bail};
 use ckpt_snapshot::{Manifest, OpenFile, RelPath};
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, Metadata};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Names shown when a resume is refused.
@@ -227,6 +230,8 @@ struct Planner<'a> {
     /// Inodes with several names, of which the job has touched one.
     touched_inodes: HashSet<u64>,
     mounts: MountPoints,
+    /// See [`files_open_for_writing`]; looked for once they are needed.
+    open_now: OnceCell<HashSet<(u64, u64)>>,
     /// Older files that the inventory lacks.
     unknown: Vec<(String, Identity)>,
     refused: Vec<String>,
@@ -258,6 +263,7 @@ impl<'a> Planner<'a> {
             known_inodes,
             touched_inodes,
             mounts,
+            open_now: OnceCell::new(),
             unknown,
             refused,
             can_stay: true,
@@ -422,7 +428,22 @@ impl<'a> Planner<'a> {
         let is_born_since =
             may_be_since(identity.born_ns.unwrap_or(identity.changed_ns), self.inventory.recorded_ns);
         let is_renamed = || self.known_inodes.contains(&(identity.ino, identity.born_ns));
-        (is_complete || is_born_since || is_renamed()) && self.is_by_job(path, identity.changed_ns)
+        (is_complete || is_born_since || is_renamed())
+            && self.is_by_job(path, identity.changed_ns)
+            && (self.is_on_record(path) || !self.is_written_now(&identity))
+    }
+
+    /// Whether it is recorded that the job, or a resume, has written a file.
+    fn is_on_record(&self, path: &str) -> bool {
+        self.present.touched.is_some_and(|touched| touched.contains(path))
+            || self.present.alive.interrupted.contains(path)
+    }
+
+    /// Whether a process has a file open for writing. The job has none any more: it is somebody else's, such as the log of
+    /// `ckpt-run … | tee LOG`.
+    fn is_written_now(&self, identity: &Identity) -> bool {
+        let open = self.open_now.get_or_init(files_open_for_writing);
+        open.contains(&(identity.dev, identity.ino))
     }
 
     fn is_ancestor_of_known(&self, path: &str) -> bool {
@@ -724,6 +745,22 @@ impl<'a> Planner<'a> {
 fn changed_ns(path: &Path, now: Option<&Metadata>) -> i64 {
     let above = || path.ancestors().skip(1).find_map(|dir| fs::symlink_metadata(dir).ok());
     now.cloned().or_else(above).map_or(0, |meta| Identity::of(&meta).changed_ns)
+}
+
+/// The files, by device and inode, that some process has open for writing, as far as this one may know that.
+fn files_open_for_writing() -> HashSet<(u64, u64)> {
+    const WRITABLE: u32 = 0o200;
+    let pids = numbers_in("/proc").unwrap_or_default().into_iter();
+    let descriptors =
+        pids.flat_map(|pid| fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten());
+    // The link's mode is how the file was opened (proc_pid_fd(5)).
+    let is_writable = |path: &PathBuf| {
+        fs::symlink_metadata(path).is_ok_and(|link| link.permissions().mode() & WRITABLE != 0)
+    };
+    // No server is asked: one that does not answer would block the resume.
+    let look = |path: PathBuf| statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS).ok();
+    let files = descriptors.map(|entry| entry.path()).filter(is_writable).filter_map(look);
+    files.map(|file| (makedev(file.stx_dev_major, file.stx_dev_minor), file.stx_ino)).collect()
 }
 
 /// The first of these names.

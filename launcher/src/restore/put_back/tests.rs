@@ -8,6 +8,7 @@ use crate::files::rules::{Coverage, FileOptions, FileRules};
 use crate::files::staging::{StagedDir, Staging};
 use crate::job::alive::LastAlive;
 use crate::restore::file_plan::{Present, inventory_of_open_files};
+use crate::sys::path_text::path_text;
 use std::collections::HashMap;
 use std::io::{Seek, Write};
 use std::os::unix::fs::symlink;
@@ -524,6 +525,27 @@ fn changes_after_the_job_has_ended_are_not_the_jobs() {
     let alive = LastAlive { until_ns: ended_ns, ..LastAlive::default() };
     let plan = job.plan_after(&snapshot, alive).unwrap();
     assert!(plan.is_empty() && plan.left_alone.is_empty(), "{plan:?}");
+}
+
+/// The log of a pipe into which the output of the next run goes is there right after the kill.
+#[test]
+fn a_new_file_that_somebody_else_writes_is_not_the_jobs() {
+    let mut job = Job::new(1 << 30);
+    job.write("log", "1");
+    let snapshot = job.capture(&["log"], &[]);
+    let touched =
+        |job: &Job, names: &[&str]| Some(names.iter().map(|name| path_text(job.path(name))).collect());
+    job.touched = touched(&job, &["log"]);
+    job.write("of the job", "x");
+    job.write("of somebody", "x");
+    let open = File::options().append(true).open(job.path("of somebody")).unwrap();
+    let alive = LastAlive { until_ns: i64::MAX, known_until_ns: 1, ..LastAlive::default() };
+    let plan = job.plan_after(&snapshot, alive).unwrap();
+    assert_eq!(plan.aside, [job.path("of the job")].into(), "{plan:?}");
+    // One that the job is known to have made is a leftover of it, whoever has it open.
+    job.touched = touched(&job, &["log", "of somebody"]);
+    assert!(job.plan(&snapshot).unwrap().aside.contains(&job.path("of somebody")));
+    drop(open);
 }
 
 /// A file that the job had never written has changed in the last moments, of which records may be missing: nobody knows by
