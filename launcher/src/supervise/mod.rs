@@ -21,6 +21,7 @@
 
 mod checkpoints;
 mod events;
+mod moved;
 mod nodes;
 mod pace;
 mod policy;

@@ -6,6 +6,7 @@
 //!     └─► error                           └─► error: the claim is released when [`ClaimedJob`] is dropped
 //! ```
 
+use super::moved;
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
 use crate::cluster;
@@ -33,7 +34,7 @@ use crate::sys::span::span;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::Pace;
 use ckpt_snapshot::{
-    JobDir, JobIdentity, JobKey, JobLock, JobOutcome, ReadError, SnapshotId, Store, Tiers, faults,
+    JobDir, JobIdentity, JobKey, JobLock, JobOutcome, JobRecord, ReadError, SnapshotId, Store, Tiers, faults,
 };
 use parking_lot::Mutex;
 use std::ffi::OsString;
@@ -133,6 +134,7 @@ pub(super) fn claim(
 ) -> Result<(ClaimedJob, Vec<SnapshotId>)> {
     // Nothing is begun with marks that somebody else has written.
     opened.dir.marks()?;
+    moved::refuse(config, opened, resume)?;
     let (claimed, candidates) = {
         let OpenedJob { dir, store, identity, answers, .. } = &*opened;
         let claim = || {
@@ -159,16 +161,22 @@ pub(super) fn claim(
                 "job {key}: it was complete, as it had ended with 0, and starts again from the beginning. `--resume ID` resumes one of its snapshots"
             );
         }
-        None if *resume == Resume::Auto => warn_of_passed_over(opened),
+        None if *resume == Resume::Auto => warn_of_passed_over(opened, claimed.ownership.previous()),
         None => {}
     }
     Ok((claimed, candidates))
 }
 
-/// Warns if the job starts from the beginning although there are snapshots: a new run was begun (`--resume never`, or after a
-/// complete one), and has none.
-fn warn_of_passed_over(opened: &OpenedJob) {
+/// Says if the job starts from the beginning although it has run before: without a snapshot, or a new run was begun
+/// (`--resume never`, or after a complete one), and has none.
+fn warn_of_passed_over(opened: &OpenedJob, previous: &JobRecord) {
     let listed = tiers::list_local(&opened.store).unwrap_or_default();
+    if listed.is_empty() && previous.run > 0 {
+        tracing::info!(
+            "job {}: it has run before and has no snapshot, so it starts from the beginning",
+            opened.dir.key()
+        );
+    }
     if let Some(newest) = listed.last() {
         tracing::warn!(
             "job {}: it starts from the beginning, since its newest run has no snapshot yet. There are snapshots of runs before: `--resume {}` resumes the newest one",

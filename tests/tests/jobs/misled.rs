@@ -7,6 +7,7 @@ use ckpt_run_tests::{Running, Sandbox, python, schema, until};
 use rustix::process::Signal;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
 
 /// Runs until there is `go`, with the file `needed` open.
 const JOB: &str = r#"
@@ -475,4 +476,47 @@ fn a_complete_job_is_deleted_as_a_whole() {
     assert_eq!(job.checkpoint(&sandbox)[..6], *"000001");
     touch(&sandbox, "go");
     assert_eq!(job.wait(), 0, "{}", job.said());
+}
+
+/// Starts [`JOB`] in a directory with a store in it.
+fn start_in(sandbox: &mut Sandbox, dir: &str, name: &str, options: &[&str]) -> Running {
+    let (python, dir) = (python(), sandbox.path().join(dir));
+    sandbox.store = dir.join(".ckpt-run");
+    let program = ["--", python.to_str().unwrap(), "-c", JOB];
+    let mut command = sandbox.command(options.iter().copied().chain(program));
+    command.current_dir(dir);
+    sandbox.start_command(name, command)
+}
+
+/// The store has gone with the directory, in which the job has another key.
+#[test]
+fn a_job_whose_directory_was_moved_does_not_begin_again() {
+    let mut sandbox = Sandbox::new();
+    let (old, new) = (sandbox.path().join("old"), sandbox.path().join("new"));
+    let is_ready = |dir: &Path| fs::remove_file(dir.join("ready")).ok();
+    fs::create_dir(&old).unwrap();
+    fs::write(old.join("needed"), "").unwrap();
+    let mut short = start_in(&mut sandbox, "old", "short", &[]);
+    short.until("the job is ready", || is_ready(&old));
+    short.kill_everything();
+    let mut job = start_in(&mut sandbox, "old", "job", &["--interval", "300ms"]);
+    job.until("the job is ready", || is_ready(&old));
+    job.until("a snapshot", || sandbox.read("job.err").contains(" saved: ").then_some(()));
+    assert!(job.said().contains("it has run before and has no snapshot"), "{}", job.said());
+    job.kill_everything();
+    fs::rename(&old, &new).unwrap();
+    let mut moved = start_in(&mut sandbox, "new", "moved", &[]);
+    assert_eq!(moved.wait(), 2, "{}", moved.said());
+    assert!(moved.said().contains(&format!("was started in {}", old.display())), "{}", moved.said());
+    // A job that is begun again there is the one of this directory.
+    for (name, options) in [("fresh", &["--resume", "never"][..]), ("again", &[])] {
+        let mut fresh = start_in(&mut sandbox, "new", name, options);
+        fresh.until("the job is ready", || is_ready(&new));
+        fresh.kill_everything();
+    }
+    fs::rename(&new, &old).unwrap();
+    fs::write(old.join("go"), "").unwrap();
+    let mut back = start_in(&mut sandbox, "old", "back", &[]);
+    assert_eq!(back.wait(), 0, "{}", back.said());
+    assert!(back.said().contains("resumed from snapshot"), "{}", back.said());
 }

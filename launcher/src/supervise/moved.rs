@@ -1,0 +1,50 @@
+//! A directory that was moved with the store in it: its job has another key there, and would begin again without a word.
+
+use super::startup::OpenedJob;
+use crate::cli::config::Config;
+use crate::job::resume_point::Resume;
+use crate::store::root::Root;
+use crate::store::tiers;
+use crate::sys::error::bad_input;
+use crate::sys::path_text::{path_text, text_path};
+use anyhow::{Result, anyhow};
+use ckpt_snapshot::{JobDir, JobOutcome, JobRecord};
+use std::fs;
+use std::path::Path;
+
+/// Refuses to start a job from the beginning beside an unfinished job with the same command and snapshots, whose directory is
+/// gone, in a store in this directory.
+///
+/// # Errors
+/// Bad input, with the ways out.
+pub(super) fn refuse(config: &Config, opened: &OpenedJob, resume: &Resume) -> Result<()> {
+    let is_new = || matches!(opened.dir.record(), Ok(None));
+    if *resume != Resume::Auto || !is_in(&config.store.dir, &opened.identity.cwd) || !is_new() {
+        return Ok(());
+    }
+    let is_moved = |record: &JobRecord| {
+        record.argv == opened.identity.argv
+            && record.outcome != JobOutcome::Complete
+            && !record.cwd.is_empty()
+            && matches!(text_path(&record.cwd).try_exists(), Ok(false))
+    };
+    let moved = |job: JobDir| {
+        let record = job.record().ok()??;
+        let record = Some(record).filter(is_moved)?;
+        let snapshots = tiers::list_local(&*tiers::open(&config.store, &job).ok()?).ok()?;
+        (!snapshots.is_empty()).then_some((job, record))
+    };
+    let jobs = Root::open(&config.store).and_then(|root| root.jobs()).unwrap_or_default();
+    let Some((job, record)) = jobs.into_iter().find_map(moved) else { return Ok(()) };
+    Err(bad_input(anyhow!(
+        "the store {} has the unfinished job {} with this command, which was started in {}. That directory does not exist any more, and a job is resumed in its directory: move it back, and run the command there. To start from the beginning here: --resume never",
+        config.store.name(),
+        job.key(),
+        text_path(&record.cwd).display()
+    )))
+}
+
+/// Whether the store is in the working directory itself.
+fn is_in(store: &Path, cwd: &str) -> bool {
+    fs::canonicalize(store).is_ok_and(|store| store.parent().map(path_text).as_deref() == Some(cwd))
+}
