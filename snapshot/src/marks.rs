@@ -21,7 +21,9 @@ const TAG_MAX_BYTES: usize = 100;
 
 /// The text is not a valid tag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} cannot be a tag: use letters, digits, '.', '_' and '-', at most 100")]
+#[error(
+    "{0:?} cannot be a tag: use letters, digits, '.', '_' and '-', at most 100, and not the number or ID of a snapshot"
+)]
 pub struct TagError(String);
 
 /// One failed restore.
@@ -99,7 +101,9 @@ impl Marks {
     /// # Errors
     /// [`TagError`] if the tag is not valid.
     pub fn tag(&mut self, id: &SnapshotId, tag: &str) -> Result<Vec<SnapshotId>, TagError> {
-        if !Self::is_tag(tag) {
+        // A number is looked for among the snapshots.
+        let is_of_snapshot = tag.parse::<u64>().is_ok() || tag.parse::<SnapshotId>().is_ok();
+        if !Self::is_tag(tag) || is_of_snapshot {
             return Err(TagError(tag.to_owned()));
         }
         let others: Vec<_> = self.tagged(tag).filter(|other| *other != id).cloned().collect();
@@ -370,7 +374,7 @@ mod tests {
     fn refuses_invalid_tags() {
         let mut marks = Marks::default();
         let too_long = "x".repeat(101);
-        for bad in ["", "a b", "a/b", "ä", too_long.as_str()] {
+        for bad in ["", "7", "000007-20260710T143005Z", "a b", "a/b", "ä", too_long.as_str()] {
             assert!(marks.tag(&sample(1).id, bad).is_err(), "{bad:?}");
         }
         assert_eq!(marks, Marks::default());

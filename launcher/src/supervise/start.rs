@@ -50,6 +50,10 @@ pub fn find_command(program: &OsStr) -> Result<(), i32> {
     if find(program).is_some() {
         return Ok(());
     }
+    if Path::new(program).components().count() > 1 && Path::new(program).is_dir() {
+        tracing::error!("cannot run {program:?}: it is a directory");
+        return Err(EXIT_NOT_EXECUTABLE);
+    }
     let meant = program.to_str().and_then(similar_command).map(|similar| format!("ckpt-run {similar}"));
     let hint = match as_script(program).or(meant) {
         Some(meant) => format!("Did you mean `{meant}`? Check PATH too"),

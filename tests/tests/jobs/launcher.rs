@@ -35,6 +35,7 @@ fn the_exit_code_is_that_of_the_command() {
     assert_eq!(run(&sandbox, "exit 7").0, 7);
     assert_eq!(run(&sandbox, "kill -9 $$").0, 137);
     assert_eq!(sandbox.call(["--", "no-such-command"]).status.code(), Some(127));
+    assert_eq!(sandbox.call(["--", "/usr/bin"]).status.code(), Some(126));
     fs::write(sandbox.path().join("plain"), "not a program").unwrap();
     assert_eq!(sandbox.call(["--", "./plain"]).status.code(), Some(126));
 }
