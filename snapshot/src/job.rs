@@ -70,24 +70,30 @@ impl StoreRoot {
                 Self::set_version(path)?;
             }
             Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                let made = path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
-                let made: Vec<_> = made.collect();
-                create_private_dir(path).map_err(failed("create", path))?;
-                Self::set_version(path)?;
-                // A store in a working copy is not to be committed. Nothing depends on the file.
-                let _ = write_atomically(&path.join(".gitignore"), b"*\n");
-                for parent in made.into_iter().filter_map(Path::parent) {
-                    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-                    match sync_dir(parent) {
-                        // The directory may be writable but not readable.
-                        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
-                        other => other.map_err(failed("sync", parent))?,
-                    }
-                }
+                Self::create(path)?;
             }
             Err(other) => return Err(other),
         }
         Self::open(path)
+    }
+
+    /// Makes the directory, and marks it as a store.
+    fn create(path: &Path) -> Result<(), OpenError> {
+        let made = path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
+        let made: Vec<_> = made.collect();
+        create_private_dir(path).map_err(failed("create", path))?;
+        Self::set_version(path)?;
+        // A store in a working copy is not to be committed. Nothing depends on the file.
+        let _ = write_atomically(&path.join(".gitignore"), b"*\n");
+        for parent in made.into_iter().filter_map(Path::parent) {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            match sync_dir(parent) {
+                // The directory may be writable but not readable.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                other => other.map_err(failed("sync", parent))?,
+            }
+        }
+        Ok(())
     }
 
     /// Writes `store.json` with this version. A lock serialises concurrent launchers.
@@ -519,7 +525,7 @@ impl JobDir {
             tries += 1;
             match self.try_lock(purpose) {
                 // The job was deleted meanwhile, with its directory and lock (`ckpt-run rm --whole-job`).
-                Ok(lock) if !self.has_lock_file(&lock) => {}
+                Ok(lock) if !self.has_lock_file(&lock).unwrap_or(false) => {}
                 Err(OpenError::Io { source, .. })
                     if source.kind() == io::ErrorKind::NotFound && tries < LOCK_TRIES => {}
                 other => return other,
@@ -527,38 +533,47 @@ impl JobDir {
         }
     }
 
-    /// Makes the store and the lock again that somebody has deleted while this process held the lock. Returns whether that
-    /// was so. If another launcher has taken the job since, the lock is its own.
+    /// Makes the store and the lock again that somebody has deleted while this process held the lock. Returns whether
+    /// something was made. If another process has the job's lock since, it keeps it.
     ///
     /// # Errors
-    /// See [`OpenError`].
+    /// See [`OpenError`]; the store's file system is not mounted any more.
     pub fn make_again(&self, lock: &mut JobLock) -> Result<bool, OpenError> {
         let store = self.path.ancestors().nth(2).unwrap_or(&self.path);
         // What cannot be looked at may be there.
         let is_unmarked = matches!(store.join("store.json").try_exists(), Ok(false));
-        let is_unlocked = self.path.join("lock").try_exists().is_ok() && !self.has_lock_file(lock);
-        if !is_unmarked && !is_unlocked {
-            return Ok(false);
-        }
         if is_unmarked {
-            create_private_dir(store).map_err(failed("create", store))?;
-            StoreRoot::set_version(store)?;
-        }
-        if is_unlocked {
-            match self.lock_to_run(|_| ()) {
-                Ok(new) => *lock = new,
-                Err(OpenError::Locked { .. }) => {}
-                Err(other) => return Err(other),
+            let above = store.ancestors().find_map(|dir| std::fs::metadata(dir).ok());
+            if above.is_none_or(|dir| dir.dev() != lock.dev) {
+                let gone = io::Error::other("its file system is not mounted any more");
+                return Err(failed("find the store in", store)(gone));
             }
+            StoreRoot::create(store)?;
         }
-        Ok(true)
+        match self.has_lock_file(lock) {
+            Ok(false) => match self.lock(RUN) {
+                Ok(new) => {
+                    *lock = new;
+                    Ok(true)
+                }
+                Err(OpenError::Locked { .. }) => Ok(is_unmarked),
+                Err(other) => Err(other),
+            },
+            Ok(true) | Err(_) => Ok(is_unmarked),
+        }
     }
 
     /// Whether the lock is that of the file that others open.
-    fn has_lock_file(&self, lock: &JobLock) -> bool {
+    ///
+    /// # Errors
+    /// If that cannot be seen.
+    fn has_lock_file(&self, lock: &JobLock) -> io::Result<bool> {
         let of = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
-        let present = std::fs::symlink_metadata(self.path.join("lock")).ok().map(of);
-        present.is_some() && present == lock.file.metadata().ok().map(of)
+        match std::fs::symlink_metadata(self.path.join("lock")) {
+            Ok(present) => Ok(of(present) == of(lock.file.metadata()?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn try_lock(&self, purpose: &str) -> Result<JobLock, OpenError> {
@@ -594,7 +609,8 @@ impl JobDir {
             .set_len(0)
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "{} {purpose} {}", std::process::id(), this_machine()));
-        Ok(JobLock { file })
+        let dev = std::fs::metadata(&self.path).map_err(failed("look at", &self.path))?.dev();
+        Ok(JobLock { file, dev })
     }
 
     /// Whether a launcher holds the job's lock.
@@ -675,6 +691,8 @@ fn this_machine() -> String {
 #[derive(Debug)]
 pub struct JobLock {
     file: File,
+    /// The device number of the job's directory.
+    dev: u64,
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ use crate::job::status::unix_ms;
 use crate::namespace::{NamespaceError, Survey};
 use crate::store::tiers;
 use crate::sys::host;
+use crate::sys::path_text::shown;
 use ckpt_protocol::control::{CutTime, Phase, Saved};
 use ckpt_snapshot::{
     AgentsRecord, Cancellable, CutRecord, Input, Manifest, OpenError, ProcessMemory, ProcessTree, ReadError,
@@ -168,7 +169,7 @@ pub(super) struct Attempt<'a> {
 impl Attempt<'_> {
     pub(super) fn run(&self, history: &mut AttemptHistory) -> Result<Saved, AttemptError> {
         self.parts.status.disturb(true);
-        let result = self.take_snapshot(history);
+        let result = self.make_store_again().and_then(|()| self.take_snapshot(history));
         self.parts.status.disturb(false);
         self.parts.status.enter(Phase::Idle, 0);
         result
@@ -227,7 +228,8 @@ impl Attempt<'_> {
         let (manifest, device) = self.persist(id, writer, dumped, &copies, &inventory)?;
         self.await_commit(&manifest)?;
         let unread_bytes = self.note_stored(&manifest, &device);
-        let uncovered_files = inventory.uncovered.clone();
+        let uncovered = inventory.uncovered.iter();
+        let uncovered_files = uncovered.map(|(path, why)| (shown(path).into_owned(), why.clone())).collect();
         history.files.committed(&manifest, inventory);
         let saved = self.saved(&manifest, phases, unread_bytes, in_memory, uncovered_files);
         self.parts.status.saved(&saved);
@@ -348,16 +350,16 @@ impl Attempt<'_> {
     /// The job is of more worth than the reason why somebody has deleted its store.
     fn make_store_again(&self) -> Result<(), AttemptError> {
         if self.parts.dir.make_again(&mut self.parts.lock.lock())? {
+            let dir = self.parts.dir.path();
             tracing::warn!(
-                "files of the store {} were deleted while the job runs, or the store was moved: it is made again, and this snapshot has all data",
-                self.parts.store_name
+                "files in {} were deleted while the job runs, or it was moved: what is needed there is made again",
+                dir.ancestors().nth(2).unwrap_or(dir).display()
             );
         }
         Ok(())
     }
 
     fn next_id(&self) -> Result<SnapshotId, AttemptError> {
-        self.make_store_again()?;
         let newest = tiers::list_local(&self.parts.store)?.last().map_or(0, |listed| listed.id.sequence());
         let number = self.parts.ownership.next_number(newest)?;
         Ok(SnapshotId::new(number, SystemTime::now()))

@@ -1,10 +1,9 @@
 //! Everything below a directory on the same file system.
 
 use crate::namespace::inside;
-use procfs_core::FromRead;
-use procfs_core::process::MountInfos;
+use crate::sys::path_text::read_mounts;
 use std::collections::BTreeSet;
-use std::fs::{self, File, Metadata, ReadDir};
+use std::fs::{self, Metadata, ReadDir};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -19,8 +18,8 @@ impl MountPoints {
     /// Reads them from the process's `mountinfo`. Without that file, no mount point is known.
     #[must_use]
     pub fn read(mountinfo: &Path) -> Self {
-        let mounts = File::open(mountinfo).ok().and_then(|file| MountInfos::from_read(file).ok());
-        Self(mounts.into_iter().flat_map(|mounts| mounts.0).map(|mount| mount.mount_point).collect())
+        let mounts = read_mounts(mountinfo).unwrap_or_default();
+        Self(mounts.into_iter().map(|mount| mount.mount_point).collect())
     }
 
     /// Everything below `root`/`top`, `top` included, that `covers` allows, down to `depth` levels below; paths are without

@@ -5,6 +5,7 @@
 use super::spawn::{self, Spawned};
 use super::survey::{numbers_in, pid_namespace_of};
 use crate::sys::deadline::{INIT_END_TIMEOUT, NAMESPACE_END_TIMEOUT};
+use crate::sys::path_text::read_text;
 use parking_lot::Mutex;
 use procfs_core::FromRead as _;
 use procfs_core::process::Stat;
@@ -98,7 +99,7 @@ fn describe(pid: i32) -> String {
         .iter()
         .find(|(state, _)| *state == 'D')
         .or_else(|| threads_with_state.iter().find(|(state, _)| *state != 'Z'));
-    let line = |path: String| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let line = |path: String| read_text(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let comm = line(format!("{of}/comm"));
     match found {
         Some((state, thread)) => {

@@ -11,6 +11,7 @@
 //! net/socket.c). The time stamp of the first message tells how many messages have been received since.
 
 use super::descriptors::{self, OpenSockets};
+use crate::sys::path_text::read_text;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::io;
@@ -70,7 +71,7 @@ pub(super) struct Peeker {
 impl Peeker {
     /// The queues with empty messages, of the sockets in `open`. The job must be frozen.
     pub(super) fn look(&mut self, open: &OpenSockets) -> io::Result<Vec<PeekedQueue>> {
-        let sockets = with_bounds(&std::fs::read_to_string("/proc/self/net/unix")?);
+        let sockets = with_bounds(&read_text("/proc/self/net/unix")?);
         let mut known = HashMap::new();
         let mut found = Vec::new();
         for (&inode, &(pid, fd)) in open.iter().filter(|(inode, _)| sockets.contains_key(inode)) {

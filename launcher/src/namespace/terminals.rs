@@ -4,13 +4,11 @@
 //! their terminals, the number may be in use by then, and the job could not be resumed. So a job gets terminals of its
 //! own, unless ckpt-run itself has given it one: that one is the launcher's too.
 
-use procfs_core::FromRead;
-use procfs_core::process::MountInfos;
+use crate::sys::path_text::read_mounts;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::retry_on_intr;
 use rustix::mount::{MountFlags, mount};
 use std::ffi::CString;
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -30,12 +28,11 @@ pub(super) fn open(path: &str) -> io::Result<OwnedFd> {
 /// # Errors
 /// When it is not allowed: in a user namespace that lacks the group. The terminals are the system's then.
 pub(super) fn separate() -> io::Result<()> {
-    let mounts = MountInfos::from_read(File::open("/proc/self/mountinfo")?);
-    let mounts = mounts.map_err(|error| io::Error::other(error.to_string()))?;
+    let mounts = read_mounts("/proc/self/mountinfo")?;
     let is_system = |one: &&procfs_core::process::MountInfo| {
         one.fs_type == FILE_SYSTEM && one.mount_point == Path::new(TERMINALS)
     };
-    let Some(system) = mounts.0.iter().rfind(is_system) else { return Ok(()) };
+    let Some(system) = mounts.iter().rfind(is_system) else { return Ok(()) };
     let mut options = "newinstance,ptmxmode=666".to_owned();
     for name in ["uid", "gid", "mode"] {
         if let Some(Some(value)) = system.super_options.get(name) {

@@ -12,7 +12,7 @@
 
 use super::recorder::{Journal, Recorder};
 use crate::sys::authentic::{FileKey, opened, sealed};
-use crate::sys::path_text::{path_text, text_path};
+use crate::sys::path_text::{path_text, read_mounts, text_path};
 use ckpt_snapshot::open_regular;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::retry_on_intr;
@@ -340,9 +340,7 @@ pub fn is_ended(path: &Path, key: &FileKey) -> io::Result<bool> {
 
 /// The mount points of writable file systems in this mount namespace.
 fn writable_mounts() -> io::Result<Vec<CString>> {
-    use procfs_core::FromRead;
-    let mounts = procfs_core::process::MountInfos::from_read(File::open("/proc/self/mountinfo")?);
-    let mounts = mounts.map_err(|error| io::Error::other(error.to_string()))?;
+    let mounts = read_mounts("/proc/self/mountinfo")?;
     let is_writable = |mount: &procfs_core::process::MountInfo| {
         !mount.mount_options.contains_key("ro")
             && !mount.super_options.contains_key("ro")
@@ -350,7 +348,7 @@ fn writable_mounts() -> io::Result<Vec<CString>> {
             // One that does not answer would block the init.
             && !mount.fs_type.starts_with("fuse")
     };
-    let paths = mounts.0.iter().filter(|mount| is_writable(mount)).map(|mount| &mount.mount_point);
+    let paths = mounts.iter().filter(|mount| is_writable(mount)).map(|mount| &mount.mount_point);
     Ok(paths.filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect())
 }
 

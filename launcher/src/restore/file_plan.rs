@@ -391,6 +391,9 @@ impl<'a> Planner<'a> {
             if is_known || self.is_ancestor_of_known(&path) {
                 continue;
             }
+            if self.is_of_somebody_else(&path, &Identity::of(&meta)) {
+                continue;
+            }
             if is_made_since && self.has_known_name(&meta) {
                 self.plan.extra_links.insert(full);
             } else if is_made_since {
@@ -428,22 +431,19 @@ impl<'a> Planner<'a> {
         let is_born_since =
             may_be_since(identity.born_ns.unwrap_or(identity.changed_ns), self.inventory.recorded_ns);
         let is_renamed = || self.known_inodes.contains(&(identity.ino, identity.born_ns));
-        (is_complete || is_born_since || is_renamed())
-            && self.is_by_job(path, identity.changed_ns)
-            && (self.is_on_record(path) || !self.is_written_now(&identity))
+        (is_complete || is_born_since || is_renamed()) && self.is_by_job(path, identity.changed_ns)
     }
 
-    /// Whether it is recorded that the job, or a resume, has written a file.
-    fn is_on_record(&self, path: &str) -> bool {
-        self.present.touched.is_some_and(|touched| touched.contains(path))
-            || self.present.alive.interrupted.contains(path)
-    }
-
-    /// Whether a process has a file open for writing. The job has none any more: it is somebody else's, such as the log of
-    /// `ckpt-run … | tee LOG`.
-    fn is_written_now(&self, identity: &Identity) -> bool {
-        let open = self.open_now.get_or_init(files_open_for_writing);
-        open.contains(&(identity.dev, identity.ino))
+    /// Whether a file that seems to be the job's is open for writing: the job has no process any more. It is somebody else's,
+    /// such as the log of `ckpt-run … | tee LOG`, unless it is recorded that the job, or a resume, has written it.
+    fn is_of_somebody_else(&self, path: &str, identity: &Identity) -> bool {
+        let alive = self.present.alive;
+        let is_on_record = self.present.touched.is_some_and(|touched| touched.contains(path))
+            || alive.interrupted.contains(path);
+        !is_on_record && self.is_by_job(path, identity.changed_ns) && {
+            let open = self.open_now.get_or_init(files_open_for_writing);
+            open.contains(&(identity.dev, identity.ino))
+        }
     }
 
     fn is_ancestor_of_known(&self, path: &str) -> bool {
@@ -561,8 +561,10 @@ impl<'a> Planner<'a> {
             _ => self.uncopied(&path, then, copies, inode.as_ref().map(|(at, _)| at), present.as_ref()),
         };
         let may_stay = !entry.is_open && self.present.rules.coverage == Coverage::Lenient;
-        let stays = inode.clone().or_else(|| present.map(|now| (path.clone(), now)));
-        let stays = stays.filter(|(_, now)| entry.is_open && now.bytes >= then.bytes);
+        // Another file of the inventory may have taken its name.
+        let other = present.filter(|now| !self.known_inodes.contains(&(now.ino, now.born_ns)));
+        let candidates = [inode.clone(), other.map(|now| (path.clone(), now))].into_iter().flatten();
+        let stays = { candidates }.find(|(_, now)| entry.is_open && now.bytes >= then.bytes);
         match action.or_else(|| self.as_it_is(stays.as_ref())) {
             Some(action) => {
                 if let Some(from) = action.from() {

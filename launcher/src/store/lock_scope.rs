@@ -2,8 +2,8 @@
 //! some file systems that several machines mount, a lock holds on its own machine only: there, a launcher that starts
 //! must not remove what a launcher on another machine is writing.
 
-use procfs_core::process::{MountInfo, MountInfos};
-use procfs_core::{FromRead, ProcResult};
+use crate::sys::path_text::read_mounts;
+use procfs_core::process::MountInfo;
 use std::path::Path;
 
 /// Whether other machines may write to this directory, and not see locks of this one. A mount table that cannot be read
@@ -11,8 +11,8 @@ use std::path::Path;
 #[must_use]
 pub fn is_one_machine_only(dir: &Path) -> bool {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    let mounts: ProcResult<MountInfos> = MountInfos::from_file("/proc/self/mountinfo");
-    mounts.is_ok_and(|mounts| mount_of(&mounts.0, &dir).is_some_and(has_local_locks))
+    let mounts = read_mounts("/proc/self/mountinfo");
+    mounts.is_ok_and(|mounts| mount_of(&mounts, &dir).is_some_and(has_local_locks))
 }
 
 /// The mount with this path: the last of those on the longest mount point.
@@ -43,6 +43,8 @@ fn has_local_locks(mount: &MountInfo) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use procfs_core::FromRead;
+    use procfs_core::process::MountInfos;
 
     #[test]
     fn by_file_system_and_options() {

@@ -1,6 +1,7 @@
 //! How much memory is free.
 
-use procfs_core::process::{MountInfo, MountInfos};
+use crate::sys::path_text::read_mounts;
+use procfs_core::process::MountInfo;
 use procfs_core::{FromRead, Meminfo, ProcessCGroup, ProcessCGroups};
 use std::fs;
 use std::io;
@@ -17,7 +18,7 @@ pub fn available_bytes() -> io::Result<u64> {
     let meminfo = Meminfo::from_file("/proc/meminfo").map_err(io::Error::other)?;
     let machine = meminfo.mem_available.ok_or(io::ErrorKind::InvalidData)?;
     let cgroups = ProcessCGroups::from_file("/proc/self/cgroup").map_or(Vec::new(), |all| all.0);
-    let mounts = MountInfos::from_file("/proc/self/mountinfo").map_or(Vec::new(), |all| all.0);
+    let mounts = read_mounts("/proc/self/mountinfo").unwrap_or_default();
     let cgroups = memory_cgroups(&cgroups, &mounts);
     Ok(cgroups.iter().map(|(top, cgroup)| left_bytes(top, cgroup)).fold(machine, u64::min))
 }
@@ -69,6 +70,7 @@ fn left_in(dir: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use procfs_core::process::MountInfos;
 
     #[test]
     fn available_memory_can_be_read() {

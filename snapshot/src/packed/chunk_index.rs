@@ -203,7 +203,7 @@ impl ChunkIndex {
 
     /// Notes that the content at `location` cannot be read and may be damaged.
     pub fn suspect(&mut self, location: &Location) {
-        if !self.wrong.contains(location) {
+        if self.packs.contains_key(&location.pack) && !self.wrong.contains(location) {
             self.wrong.push(*location);
         }
     }

@@ -158,23 +158,24 @@ impl Work<'_> {
                 let stays = |copy: &&Location| !leaving.contains(&copy.pack);
                 let Some(location) = copies.iter().find(stays) else {
                     // Somebody is about to delete all of them, or has not been able to.
-                    copies.iter().for_each(|copy| {
-                        packs.get_mut(&copy.pack).expect("the index has its pack").is_held = true;
-                    });
+                    for copy in copies {
+                        packs.entry(copy.pack).and_modify(|pack_use| pack_use.is_held = true);
+                    }
                     continue;
                 };
-                let pack_use = packs.get_mut(&location.pack).expect("the index has its pack");
+                let Some(pack_use) = packs.get_mut(&location.pack) else { continue };
                 pack_use.live_bytes += u64::from(location.entry.stored_bytes);
                 pack_use.live.push(*location);
             }
             // Any of these copies may be readable later: all stay.
             for location in unreadable {
-                let pack_use = packs.get_mut(&location.pack).expect("the index has its pack");
+                // A person may have deleted the pack since.
+                let Some(pack_use) = packs.get_mut(&location.pack) else { continue };
                 pack_use.live.push(location);
                 pack_use.is_held = true;
             }
             for wrong in index.wrong() {
-                let pack_use = packs.get_mut(&wrong.pack).expect("the index has its pack");
+                let Some(pack_use) = packs.get_mut(&wrong.pack) else { continue };
                 pack_use.is_damaged = true;
                 let is_elsewhere = index.locations(&wrong.entry.id).iter().any(|location| location != wrong);
                 if self.live.chunks.contains(&wrong.entry.id) && !is_elsewhere {

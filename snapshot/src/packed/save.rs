@@ -8,7 +8,7 @@ use crate::chunk::{Chunk, ChunkId, is_zeroes};
 use crate::medium::read_all;
 use crate::pack::{Index, PackId, packs_dir};
 use crate::store::{Input, ProgressFn, SnapshotWriter, Store};
-use crate::{DataFile, Manifest, RelPath, SaveError, SnapshotId, faults, sealed};
+use crate::{DataFile, Manifest, ReadError, RelPath, SaveError, SnapshotId, faults, sealed};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashSet;
 use std::io;
@@ -52,7 +52,10 @@ impl<'a> Saving<'a> {
             // Another machine may have removed packs.
             Some(_) => store.refresh_and_leaving(None)?,
             None => {
-                store.forget_deleted()?;
+                store.with_index(|_| ())?;
+                if let Err(error) = store.forget_deleted() {
+                    tracing::debug!("it is not known which packs are there: {error}");
+                }
                 HashSet::new()
             }
         };
@@ -261,9 +264,7 @@ impl Saving<'_> {
         let store = self.common.store;
         let is_lacking = match store.limits.shared {
             Some(_) => store.is_lacking(manifest),
-            None => store.forget_deleted().and_then(|()| {
-                store.with_index(|index| index.lacking(manifest, &HashSet::new()).next().is_some())
-            }),
+            None => self.is_lacking_here(manifest),
         };
         let failure = match is_lacking {
             Ok(false) => return Ok(()),
@@ -272,6 +273,19 @@ impl Saving<'_> {
         };
         self.take_back(name, content)?;
         Err(failure)
+    }
+
+    /// Whether a person has deleted packs of the snapshot. A look that fails says nothing: the snapshot is durable.
+    fn is_lacking_here(&self, manifest: &Manifest) -> Result<bool, ReadError> {
+        let store = self.common.store;
+        if let Err(error) = store.forget_deleted() {
+            tracing::debug!("it is not known whether all packs of the snapshot are there: {error}");
+            return Ok(false);
+        }
+        let none = HashSet::new();
+        // A listing of a network file system may lack what is there.
+        Ok(store.with_index(|index| index.lacking(manifest, &none).next().is_some())?
+            && store.is_lacking(manifest).unwrap_or(false))
     }
 
     /// Removes the packs of a failed save. A pack that cannot be removed is swept later.

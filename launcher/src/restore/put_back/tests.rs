@@ -411,6 +411,22 @@ fn open_files_beyond_the_budget_that_are_left_as_they_are_keep_their_length() {
     }
 }
 
+/// The job has moved one of its open files to the name of another: neither is left in its place.
+#[test]
+fn an_open_file_is_not_left_as_another_one() {
+    let mut job = Job::new(0);
+    job.write("a", "first");
+    job.write("b", "second");
+    let snapshot = job.capture(&["a", "b"], &[]);
+    fs::write(job.path("b"), "SECOND and more").unwrap();
+    job.rename("b", "a");
+    job.rules.coverage = Coverage::Lenient;
+    let before = job.tree();
+    let error = job.put_back(&snapshot).unwrap_err().to_string();
+    assert!(error.contains("/work/a ") && error.contains("No file was changed"), "{error}");
+    assert_eq!(job.tree(), before);
+}
+
 /// Of a file that is open and too large to be copied, there is a checksum, which is of no use if it changes in place.
 #[test]
 fn a_file_beyond_the_budget_that_changes_in_place_is_named() {
@@ -545,6 +561,11 @@ fn a_new_file_that_somebody_else_writes_is_not_the_jobs() {
     // One that the job is known to have made is a leftover of it, whoever has it open.
     job.touched = touched(&job, &["log", "of somebody"]);
     assert!(job.plan(&snapshot).unwrap().aside.contains(&job.path("of somebody")));
+    // Where nothing is recorded, and all changes count as the job's.
+    job.touched = None;
+    job.rules.coverage = Coverage::Strict;
+    let plan = job.plan(&snapshot).unwrap();
+    assert_eq!(plan.aside, [job.path("of the job")].into(), "{plan:?}");
     drop(open);
 }
 
