@@ -1,14 +1,17 @@
-"""A listening unix socket with a name: an open connection goes on, and a new client connects afterwards."""
+"""A listening unix socket with a name in another encoding: an open connection goes on, and a new client connects afterwards."""
 
 import os
 import socket
 
 from harness import await_go, child, equal, passed, reap, start, wait
 
-NAME = "server.sock"  # relative, as many programs do
+# Relative, as many programs do, and not UTF-8.
+NAME = os.fsdecode(b"server\xe9.sock")
 start()
 server = socket.socket(socket.AF_UNIX)
 server.bind(NAME)
+abstract = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+abstract.bind(b"\0ckpt-run-test-\xff-%d" % os.getpid())
 os.chmod(NAME, 0o600)
 server.listen(5)
 server.settimeout(20)
