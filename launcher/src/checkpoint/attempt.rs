@@ -228,10 +228,9 @@ impl Attempt<'_> {
         let (manifest, device) = self.persist(id, writer, dumped, &copies, &inventory)?;
         self.await_commit(&manifest)?;
         let unread_bytes = self.note_stored(&manifest, &device);
-        let uncovered = inventory.uncovered.iter();
-        let uncovered_files = uncovered.map(|(path, why)| (shown(path).into_owned(), why.clone())).collect();
+        let uncovered = inventory.uncovered.clone();
         history.files.committed(&manifest, inventory);
-        let saved = self.saved(&manifest, phases, unread_bytes, in_memory, uncovered_files);
+        let saved = self.saved(&manifest, phases, unread_bytes, in_memory, &uncovered);
         self.parts.status.saved(&saved);
         history.has_garbage |= self.committed(history, &manifest.id, in_memory);
         Ok(saved)
@@ -244,7 +243,7 @@ impl Attempt<'_> {
         phases: MeasuredPhases,
         unread_bytes: u64,
         in_memory: bool,
-        uncovered_files: BTreeMap<String, String>,
+        uncovered: &BTreeMap<String, String>,
     ) -> Saved {
         Saved {
             id: manifest.id.to_string(),
@@ -259,7 +258,10 @@ impl Attempt<'_> {
             taken_unix_ms: manifest.taken_unix_ms,
             in_memory,
             is_doubtful: manifest.is_doubtful(),
-            uncovered_files,
+            uncovered_files: uncovered
+                .iter()
+                .map(|(path, why)| (shown(path).into_owned(), why.clone()))
+                .collect(),
         }
     }
 
