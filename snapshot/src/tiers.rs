@@ -465,6 +465,11 @@ impl Store for Tiers {
         self.nearest(&manifest.id, |tier| tier.store.source(&*tier.own(manifest)?, path))
     }
 
+    /// The nearest tier that has it: that is where it is read.
+    fn is_lacking(&self, manifest: &Manifest) -> Result<bool, ReadError> {
+        self.nearest(&manifest.id, |tier| tier.store.is_lacking(&*tier.own(manifest)?))
+    }
+
     /// Removes it from all tiers, the farthest first: an interrupted removal leaves the copies that are fast to remove.
     fn remove(&self, id: &SnapshotId) -> Result<(), SaveError> {
         self.tiers.iter().rev().try_for_each(|tier| remove(tier, id))

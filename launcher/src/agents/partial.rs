@@ -97,10 +97,11 @@ impl StoredContent {
 
     fn is_there(&self) -> bool {
         self.store.manifest(&self.manifest.id).is_ok()
+            && matches!(self.store.is_lacking(&self.manifest), Ok(false))
     }
 }
 
-/// Which snapshots the store has: each is looked for once.
+/// Which snapshots the store has, with all their data: each is looked for once.
 #[derive(Default)]
 pub struct Present(BTreeMap<SnapshotId, bool>);
 

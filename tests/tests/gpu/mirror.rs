@@ -187,6 +187,22 @@ fn damage_is_named_when_memory_is_put_back() {
     assert!(said.contains("cannot be read from the store") && said.contains("damaged"), "{said}");
 }
 
+/// A person deletes the packs that have what the copy lacks: all memory is copied again.
+#[test]
+fn packs_that_are_deleted_are_stored_again() {
+    let job = job();
+    let mut running = filled(&job);
+    save(&job, &mut running);
+    fs::remove_dir_all(job.sandbox.job_dir().join("packs")).expect("removed");
+    save(&job, &mut running);
+    running.kill_everything();
+    let mut again = job.resume();
+    assert!(again.said().contains("resumed from snapshot 000002"), "{}", again.said());
+    // It lacks data.
+    job.sandbox.ok(["rm", "1"]);
+    job.ends_right(&mut again);
+}
+
 /// Several processes that share device memory.
 #[test]
 fn processes_with_shared_memory_survive() {
