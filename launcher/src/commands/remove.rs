@@ -38,18 +38,17 @@ pub fn remove(config: &Config, args: &RmArgs) -> Result<i32> {
             found.push((job, id));
         }
     }
+    // Those of a job together: its indexes are read once, and its space is reclaimed once.
+    found.sort_by(|(one, _), (other, _)| one.key().cmp(other.key()));
+    let of_jobs = || found.chunk_by(|(one, _), (other, _)| one.key() == other.key());
     if !args.force {
-        let reasons: Vec<_> = found.iter().map(|(job, id)| protection(config, job, id, &found)).collect();
-        let reasons: Vec<_> = reasons.into_iter().filter_map(Result::transpose).collect::<Result<_>>()?;
+        let reasons: Vec<_> = of_jobs().map(|found| protections(config, found)).collect::<Result<_>>()?;
+        let reasons = reasons.concat();
         if !reasons.is_empty() {
             bail!(bad_input(anyhow!("nothing was deleted: {}. Delete it with --force", reasons.join("; "))));
         }
     }
-    // Those of a job together: its space is reclaimed once.
-    found.sort_by(|(one, _), (other, _)| one.key().cmp(other.key()));
-    for of_job in found.chunk_by(|(one, _), (other, _)| one.key() == other.key()) {
-        remove_of_job(config, of_job, args.dry_run)?;
-    }
+    of_jobs().try_for_each(|found| remove_of_job(config, found, args.dry_run))?;
     Ok(0)
 }
 
@@ -117,25 +116,12 @@ fn remove_of_job(config: &Config, found: &[(JobDir, SnapshotId)], dry_run: bool)
     removed.and(reclaimed)
 }
 
-/// Why a snapshot should stay, when all of `deleted` go: the user has marked it, or it is the last one from which the next
-/// run of the job can be resumed.
-fn protection(
-    config: &Config,
-    job: &JobDir,
-    id: &SnapshotId,
-    deleted: &[(JobDir, SnapshotId)],
-) -> Result<Option<String>> {
+/// Why some of these snapshots of one job should stay: the user has marked them, or without all of them the next run of the
+/// job cannot be resumed.
+fn protections(config: &Config, deleted: &[(JobDir, SnapshotId)]) -> Result<Vec<String>> {
+    let Some((job, _)) = deleted.first() else { return Ok(Vec::new()) };
     let marks = marks::of_all_machines(&config.store, job)?;
-    if let Some(mark) = marks.of(id) {
-        if mark.pinned {
-            return Ok(Some(format!("{id} is pinned (`ckpt-run unpin {id}`)")));
-        }
-        if let Some(tag) = mark.tags.first() {
-            return Ok(Some(format!("{id} has the tag {tag:?} (`ckpt-run untag {id} {tag}`)")));
-        }
-    }
-    let deleted: BTreeSet<_> =
-        deleted.iter().filter(|(other, _)| other.key() == job.key()).map(|(_, id)| id).collect();
+    let deleted: BTreeSet<_> = deleted.iter().map(|(_, id)| id).collect();
     let store = tiers::open(&config.store, job)?;
     let all = store.list_checked()?;
     let candidates = resume_point::of_next_run(job, &store, &all)?;
@@ -152,13 +138,23 @@ fn protection(
     let (bad, good): (Vec<_>, Vec<_>) = readable.into_iter().partition(|id| marks.is_bad(id));
     // A resume tries bad ones only where there are no others.
     let kind = if good.is_empty() { bad } else { good };
-    let is_last = kind.contains(&id) && kind.iter().all(|id| deleted.contains(id));
-    Ok(is_last.then(|| {
-        format!(
-            "{id} is the last snapshot from which the job {} can be resumed: it would start from the beginning",
-            job.key()
-        )
-    }))
+    let are_last = kind.iter().all(|id| deleted.contains(id));
+    let protection = |id: &&SnapshotId| {
+        let mark = marks.of(id);
+        if mark.is_some_and(|mark| mark.pinned) {
+            return Some(format!("{id} is pinned (`ckpt-run unpin {id}`)"));
+        }
+        if let Some(tag) = mark.and_then(|mark| mark.tags.first()) {
+            return Some(format!("{id} has the tag {tag:?} (`ckpt-run untag {id} {tag}`)"));
+        }
+        (are_last && kind.contains(id)).then(|| {
+            format!(
+                "{id} is the last snapshot from which the job {} can be resumed: it would start from the beginning",
+                job.key()
+            )
+        })
+    };
+    Ok(deleted.iter().filter_map(protection).collect())
 }
 
 /// The work goes on if nobody reads what is said.
