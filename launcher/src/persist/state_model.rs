@@ -258,7 +258,7 @@ impl World {
             }),
             Action::Tag(which, is_set) => self.change_marks(machine, which, |model, marks, id| {
                 set(&mut model.tagged, id, *is_set);
-                let tag = id.to_string();
+                let tag = format!("of-{id}");
                 if *is_set {
                     marks.tag(id, &tag).unwrap();
                 } else {
