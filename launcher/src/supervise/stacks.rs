@@ -46,7 +46,7 @@ pub(super) fn processes(tree: Tree) -> Vec<(i32, i32)> {
 
 /// A process's PID in its own namespace, and its parent's PID in the launcher's namespace.
 fn numbers_of(pid: i32) -> Option<(i32, i32)> {
-    let status = Status::from_file(format!("/proc/{pid}/status")).ok()?;
+    let status = Status::from_read(read_text(format!("/proc/{pid}/status")).ok()?.as_bytes()).ok()?;
     Some((*status.nspid?.last()?, status.ppid))
 }
 
