@@ -67,22 +67,22 @@ impl StoreRoot {
                     "upgrading the store {} from version {older} to {STORE_VERSION}",
                     path.display()
                 );
-                Self::set_version(path)?;
+                Self::set_version(path, true)?;
             }
             Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                Self::create(path)?;
+                Self::create(path, false)?;
             }
             Err(other) => return Err(other),
         }
         Self::open(path)
     }
 
-    /// Makes the directory, and marks it as a store.
-    fn create(path: &Path) -> Result<(), OpenError> {
+    /// Makes the directory, and marks it as a store. One that `was_store` may have files.
+    fn create(path: &Path, was_store: bool) -> Result<(), OpenError> {
         let made = path.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
         let made: Vec<_> = made.collect();
         create_private_dir(path).map_err(failed("create", path))?;
-        Self::set_version(path)?;
+        Self::set_version(path, was_store)?;
         // A store in a working copy is not to be committed. Nothing depends on the file.
         let _ = write_atomically(&path.join(".gitignore"), b"*\n");
         for parent in made.into_iter().filter_map(Path::parent) {
@@ -97,13 +97,14 @@ impl StoreRoot {
     }
 
     /// Writes `store.json` with this version. A lock serialises concurrent launchers.
-    fn set_version(path: &Path) -> Result<(), OpenError> {
+    fn set_version(path: &Path, was_store: bool) -> Result<(), OpenError> {
         let dir = File::open(path).map_err(failed("open", path))?;
         retry_on_intr(|| rustix::fs::flock(&dir, FlockOperation::LockExclusive))
             .map_err(|error| failed("lock", path)(error.into()))?;
         match Self::read_version(path) {
             Ok(STORE_VERSION) => return Ok(()),
-            Ok(_) | Err(OpenError::NotAStore(_)) => {}
+            Ok(_) => {}
+            Err(OpenError::NotAStore(_)) if was_store => {}
             Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             Err(other) => return Err(other),
         }
@@ -548,7 +549,7 @@ impl JobDir {
                 let gone = io::Error::other("its file system is not mounted any more");
                 return Err(failed("find the store in", store)(gone));
             }
-            StoreRoot::create(store)?;
+            StoreRoot::create(store, true)?;
         }
         match self.has_lock_file(lock) {
             Ok(false) => match self.lock(RUN) {

@@ -80,7 +80,8 @@ impl FileSystem {
     /// # Errors
     /// Why that is not possible.
     pub fn mount(self, dir: &Path) -> Result<PathBuf, String> {
-        let top = dir.join("mounted");
+        // The kernel escapes spaces in its tables of mounts.
+        let top = dir.join("mounted here");
         fs::create_dir(&top).map_err(|error| error.to_string())?;
         if self == Self::Tmpfs {
             call(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&top))?;
