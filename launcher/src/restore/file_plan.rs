@@ -16,7 +16,7 @@ use crate::restore::put_back::{MOVING, NEW};
 use crate::sys::path_text::{path_text, shown, text_path};
 use anyhow::{Result, bail};
 use ckpt_snapshot::{Manifest, OpenFile, RelPath};
-use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
+use rustix::fs::{Access, AtFlags, CWD, StatxFlags, accessat, makedev, statx};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, Metadata};
@@ -718,7 +718,26 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Refuses files that have to be cut or written and may not be: that is known before anything is changed.
+    fn unwritable_files(&mut self) {
+        for (path, (entry, action)) in &self.plan.files {
+            let (FileAction::Cut { from } | FileAction::Replace { at: Some(from), .. }) = action else {
+                continue;
+            };
+            let Ok(now) = fs::symlink_metadata(from) else { continue };
+            // With its length it may be as it was.
+            if now.len() == entry.identity.bytes {
+                continue;
+            }
+            if let Err(error) = accessat(CWD, from, Access::WRITE_OK, AtFlags::EACCESS) {
+                self.can_stay = false;
+                self.refused.push(format!("{} cannot be written: {error}", path.display()));
+            }
+        }
+    }
+
     fn finish(mut self, id: &str) -> Result<FilePlan> {
+        self.unwritable_files();
         if !self.refused.is_empty() {
             let or = if self.can_stay { "; or leave the files as they are with --files lenient" } else { "" };
             bail!(

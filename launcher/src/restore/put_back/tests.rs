@@ -411,6 +411,37 @@ fn open_files_beyond_the_budget_that_are_left_as_they_are_keep_their_length() {
     }
 }
 
+/// Nobody may write to an immutable file, and only some users to another one's.
+#[test]
+fn a_file_that_may_not_be_written_is_refused_before_anything_is_changed() {
+    let mut job = Job::new(1 << 30);
+    job.write("log", "1");
+    job.write("other", "1");
+    let snapshot = job.capture(&["log", "other"], &[]);
+    job.append("log", "2");
+    job.append("other", "2");
+    let before = job.tree();
+    let other = job.path("other");
+    let chattr = |flag: &str| {
+        let mut chattr = std::process::Command::new("chattr");
+        chattr.arg(flag).arg(&other).stderr(std::process::Stdio::null());
+        chattr.status().is_ok_and(|status| status.success())
+    };
+    if !chattr("+i") {
+        return ckpt_test_skip::skip("the file system or the user cannot make a file immutable");
+    }
+    let refused = job.put_back(&snapshot);
+    assert!(chattr("-i"));
+    let error = refused.unwrap_err().to_string();
+    assert!(
+        error.contains("/work/other cannot be written") && error.contains("No file was changed"),
+        "{error}"
+    );
+    assert_eq!(job.tree(), before);
+    job.put_back(&snapshot).unwrap();
+    assert_eq!(job.tree(), snapshot.tree);
+}
+
 /// The job has moved one of its open files to the name of another: neither is left in its place.
 #[test]
 fn an_open_file_is_not_left_as_another_one() {
