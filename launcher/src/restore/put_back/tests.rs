@@ -589,7 +589,7 @@ fn a_new_file_that_somebody_else_writes_is_not_the_jobs() {
     let alive = LastAlive { until_ns: i64::MAX, known_until_ns: 1, ..LastAlive::default() };
     let plan = job.plan_after(&snapshot, alive).unwrap();
     assert_eq!(plan.aside, [job.path("of the job")].into(), "{plan:?}");
-    // One that the job is known to have made is a leftover of it, whoever has it open.
+    // One that the job is known to have made is moved aside, whoever has it open.
     job.touched = touched(&job, &["log", "of somebody"]);
     assert!(job.plan(&snapshot).unwrap().aside.contains(&job.path("of somebody")));
     // Where nothing is recorded, and all changes count as the job's.
