@@ -534,13 +534,19 @@ impl JobDir {
         }
     }
 
+    /// The directory of the store.
+    #[must_use]
+    pub fn store(&self) -> &Path {
+        self.path.ancestors().nth(2).unwrap_or(&self.path)
+    }
+
     /// Makes the store and the lock again that somebody has deleted while this process held the lock. Returns whether
     /// something was made. If another process has the job's lock since, it keeps it.
     ///
     /// # Errors
     /// See [`OpenError`]; the store's file system is not mounted any more.
     pub fn make_again(&self, lock: &mut JobLock) -> Result<bool, OpenError> {
-        let store = self.path.ancestors().nth(2).unwrap_or(&self.path);
+        let store = self.store();
         // What cannot be looked at may be there.
         let is_unmarked = matches!(store.join("store.json").try_exists(), Ok(false));
         if is_unmarked {

@@ -352,10 +352,9 @@ impl Attempt<'_> {
     /// The job is of more worth than the reason why somebody has deleted its store.
     fn make_store_again(&self) -> Result<(), AttemptError> {
         if self.parts.dir.make_again(&mut self.parts.lock.lock())? {
-            let dir = self.parts.dir.path();
             tracing::warn!(
                 "files in {} were deleted while the job runs, or it was moved: what is needed there is made again",
-                dir.ancestors().nth(2).unwrap_or(dir).display()
+                self.parts.dir.store().display()
             );
         }
         Ok(())

@@ -191,7 +191,8 @@ impl Tracker {
 
     /// Adds a path. Returns it if it is new and not excluded.
     fn add(&mut self, path: String) -> Option<String> {
-        let is_excluded = self.excluded.iter().any(|dir| text_path(&path).starts_with(dir));
+        let at = text_path(&path);
+        let is_excluded = self.excluded.iter().any(|dir| at.starts_with(dir));
         (!is_excluded && self.paths.insert(path.clone())).then_some(path)
     }
 

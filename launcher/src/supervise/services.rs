@@ -58,7 +58,7 @@ impl<'a> RunContext<'a> {
         nodes: Option<&'a Cluster>,
     ) -> Result<Self> {
         let status = Arc::new(SharedStatus::new(opened.identity.key.clone()));
-        let dir = opened.dir.path().ancestors().nth(2).unwrap_or(opened.dir.path());
+        let dir = opened.dir.store();
         let address = config.store.url.as_ref().map(ToString::to_string);
         status.is_in(address.unwrap_or_else(|| dir.display().to_string()));
         let parts = CopyParts {
