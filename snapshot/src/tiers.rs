@@ -235,6 +235,14 @@ impl Tiers {
         self.list_in_by(names, |store| store.list())
     }
 
+    /// As [`Self::list_in`], with [`Store::list_checked`].
+    ///
+    /// # Errors
+    /// If one of the tiers cannot be read.
+    pub fn list_checked_in(&self, names: &[&str]) -> Result<Vec<Listed>, ReadError> {
+        self.list_in_by(names, |store| store.list_checked())
+    }
+
     fn list_in_by(
         &self,
         names: &[&str],
@@ -259,7 +267,7 @@ impl Tiers {
         history: &History,
     ) -> Result<Vec<SnapshotId>, CopyError> {
         names.iter().try_for_each(|name| self.tier(name).map(drop))?;
-        let listed = self.list_in_by(names, |store| store.list_checked())?;
+        let listed = self.list_checked_in(names)?;
         let mut marks = marks.clone();
         for name in names {
             self.tier(name)?.store.pins()?.keys().for_each(|id| marks.pin(id));

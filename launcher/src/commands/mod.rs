@@ -13,6 +13,7 @@ mod logs;
 mod marks;
 mod memory_map;
 mod print;
+mod prune;
 mod remove;
 mod report;
 mod scrub;
@@ -65,7 +66,7 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
         Command::Export(args) => export::export(config, &args.snapshot.id, args.format, args.to),
         Command::Diff(args) => diff::diff(config, &args.from, &args.to, args.output.json),
         Command::Rm(args) => remove::remove(config, &args),
-        Command::Prune(args) => remove::prune(config, args.job.name(), args.dry_run, args.output.json),
+        Command::Prune(args) => prune::prune(config, args.job.name(), args.dry_run, args.output.json),
         Command::Demo(args) => demo::demo(config, &args),
         Command::Doctor(output) => doctor::doctor(config, output.json),
         Command::Config(output) => show_config(config, output.json),

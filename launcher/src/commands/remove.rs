@@ -1,6 +1,6 @@
-//! Commands that delete snapshots: `rm`, `prune`.
+//! `ckpt-run rm`: deletes snapshots, or complete jobs.
 
-use super::jobs::{each, jobs, last_progress_unix_ms};
+use super::jobs::jobs;
 use super::print;
 use super::snapshots::find_to_change;
 use crate::cli::args::RmArgs;
@@ -10,14 +10,10 @@ use crate::job::{deletion, resume_point};
 use crate::restore::kept;
 use crate::store::marks;
 use crate::store::root::Root;
-use crate::store::tiers;
+use crate::store::tiers::{self, REMOTE};
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
-use ckpt_snapshot::{
-    Damage, History, JobDir, JobOutcome, Listed, OpenError, ReadError, Retention, SnapshotId, Store, Tiers,
-    faults,
-};
-use serde::Serialize;
+use ckpt_snapshot::{Damage, JobDir, JobOutcome, Listed, OpenError, ReadError, SnapshotId, Store, Tiers};
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;
@@ -165,7 +161,10 @@ fn say_removed(id: &SnapshotId, job: &str, dry_run: bool) -> Result<()> {
 }
 
 /// Reclaims the space of deleted snapshots, unless the job is running: its launcher does so after its next checkpoint.
-fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
+///
+/// # Errors
+/// When the store cannot be read or changed.
+pub fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
     let _lock = match job.lock_for_maintenance() {
         Ok(lock) => lock,
         Err(OpenError::Locked { .. }) => return Ok(()),
@@ -192,117 +191,12 @@ fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
             store.reclaim()?;
         }
         None => {
-            tiers::reclaim_local(store, &AtomicBool::new(false))?;
+            let cancel = AtomicBool::new(false);
+            tiers::reclaim_local(store, &cancel)?;
+            if let Ok(remote) = store.tier(REMOTE) {
+                remote.store().reclaim_until(&cancel)?;
+            }
         }
     }
     Ok(())
-}
-
-#[derive(Serialize)]
-struct Pruned {
-    id: SnapshotId,
-    job: String,
-    removed: bool,
-}
-
-/// What is kept (oldest first) besides the newest snapshots, and why.
-fn kept_for_a_reason(
-    kept: &[Listed],
-    retention: &Retention,
-    history: &History,
-    job: &JobDir,
-) -> Result<Vec<String>> {
-    let marks = job.marks()?;
-    let newest = kept.len().saturating_sub(retention.keep);
-    let told = kept.iter().enumerate().filter(|(index, one)| *index < newest || one.manifest.is_err());
-    let reason = |one: &Listed| {
-        let id = &one.id;
-        let mark = marks.of(id);
-        if mark.is_some_and(|mark| mark.pinned) {
-            format!("pinned (`ckpt-run unpin {id}`)")
-        } else if let Some(tag) = mark.and_then(|mark| mark.tags.first()) {
-            format!("it has the tag {tag} (`ckpt-run untag {id} {tag}`)")
-        } else if let Err(error) = &one.manifest {
-            format!("it cannot be read: {error}")
-        } else if retention.every.is_some() {
-            "--keep-every".to_owned()
-        } else if history.last_progress_unix_ms.is_some() {
-            "if the job hangs, it is resumed from this one (--hang-timeout)".to_owned()
-        } else {
-            "the newer ones do not count: they were left behind, failed to restore, or cannot be read"
-                .to_owned()
-        }
-    };
-    Ok(told.map(|(_, one)| format!("kept {} of job {}: {}", one.id, job.key(), reason(one))).collect())
-}
-
-/// Deletes those of the snapshots that have not been marked meanwhile, and returns them. A mark that comes later is refused.
-fn delete_unless_marked(store: &Tiers, job: &JobDir, ids: &[SnapshotId]) -> Result<Vec<SnapshotId>> {
-    // Also if there are none: what a killed `prune` has left ends here.
-    let mut deleted = job.change_marks(|marks| marks.begin_deletion(ids))?;
-    if deleted.is_empty() {
-        return Ok(deleted);
-    }
-    faults::hit("prune-recorded")?;
-    let done = delete_unless_pinned(store, job, &mut deleted);
-    let ended = job.change_marks(|marks| marks.begin_deletion(&[]));
-    done?;
-    ended?;
-    Ok(deleted)
-}
-
-/// Deletes the snapshots, but for those that other machines keep where they have uploaded them: these leave `deleted`.
-fn delete_unless_pinned(store: &Tiers, job: &JobDir, deleted: &mut Vec<SnapshotId>) -> Result<()> {
-    for tier in tiers::kept(store) {
-        let pins = store.tier(tier)?.store().pins()?;
-        deleted.retain(|id| !pins.contains_key(id));
-    }
-    deleted.iter().try_for_each(|id| tiers::remove_local(store, job, id))
-}
-
-/// `ckpt-run prune`.
-///
-/// # Errors
-/// Bad input, or a failed deletion.
-pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
-    let root = Root::open_to_change(&config.store)?;
-    let retention = Retention { before_failures: false, ..config.retention() };
-    let (done, code) = each(&jobs(config, &root, named)?, |job| {
-        if !dry_run {
-            job.check_records()?;
-        }
-        let store = tiers::open(&config.store, job)?;
-        let all = store.list_checked()?;
-        // A job that runs may hang.
-        let last_progress = job.is_locked().then(|| last_progress_unix_ms(job)).flatten();
-        let history = tiers::history(job, last_progress)?;
-        let prunable = tiers::prunable(&store, &retention, &job.marks()?, &history)?;
-        let deleted = if dry_run { prunable } else { delete_unless_marked(&store, job, &prunable)? };
-        let say = |id| Pruned { id, job: job.key().to_string(), removed: !dry_run };
-        let pruned: Vec<_> = deleted.into_iter().map(say).collect();
-        if !dry_run {
-            reclaim(config, &store, job)?;
-        }
-        let is_kept = |listed: &Listed| pruned.iter().all(|gone| gone.id != listed.id);
-        let kept: Vec<_> = all.into_iter().filter(is_kept).collect();
-        Ok((pruned, kept_for_a_reason(&kept, &retention, &history, job)?))
-    })?;
-    let (pruned, kept): (Vec<_>, Vec<_>) = done.into_iter().unzip();
-    let pruned: Vec<_> = pruned.into_iter().flatten().collect();
-    if json {
-        print::json(&pruned)?;
-        return Ok(code);
-    }
-    for one in &pruned {
-        say_removed(&one.id, &one.job, dry_run)?;
-    }
-    kept.iter().flatten().try_for_each(|why| writeln!(io::stdout(), "{why}"))?;
-    if pruned.is_empty() {
-        let why = match kept.iter().all(Vec::is_empty) {
-            true => format!(": no job has more than {} valid snapshots", config.keep),
-            false => String::new(),
-        };
-        writeln!(io::stdout(), "nothing to remove{why}")?;
-    }
-    Ok(code)
 }

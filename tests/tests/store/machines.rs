@@ -296,6 +296,61 @@ fn later_machine_owns_uploads() {
     assert_eq!(finish(&uploads.sandbox, "sixth", sixth), unbroken(1));
 }
 
+/// `prune` deletes uploads too, but for those that machines have marked, and those of a job that another machine may be running.
+#[test]
+fn prune_deletes_uploads() {
+    let mut uploads = Uploads::new();
+    let url = uploads.url.clone();
+    let upload = ["--upload", &url];
+    uploads.on("one");
+    let mut first = start(&uploads.sandbox, "first", &[&uploads.options()[..], &["--keep", "9"]].concat());
+    let ids = [1, 2, 3, 4].map(|number| {
+        let id = first.checkpoint(&uploads.sandbox);
+        uploads.until_uploaded(&mut first, number);
+        id
+    });
+    uploads.sandbox.ok(["pin", &ids[1]].iter().chain(&upload));
+    let prune = |sandbox: &Sandbox, more: &[&str]| {
+        sandbox.ok([&["prune", "--keep", "1"], &upload[..], more].concat())
+    };
+    let count = |uploads: &Uploads| uploads.manifests().len();
+    let said = prune(&uploads.sandbox, &["--dry-run"]);
+    assert!(said.contains(&format!("would remove {} of job both\n", ids[0])), "{said}");
+    assert_eq!(count(&uploads), 4);
+    // Its uploads are on this machine too.
+    let said = prune(&uploads.sandbox, &[]);
+    assert!(said.contains(&format!("removed {} of job both\n", ids[2])), "{said}");
+    assert!(said.contains(&format!("kept {} of job both: pinned", ids[1])), "{said}");
+    assert!(!said.contains(&ids[3]), "{said}");
+    uploads.until_left(&mut first, &[&ids[1], &ids[3]]);
+    assert_eq!(prune(&uploads.sandbox, &[]).matches(&ids[1]).count(), 2, "one line with its remedy");
+    first.kill_everything();
+
+    uploads.on("two");
+    let mut second = uploads.resume("second", &ids[3]);
+    let own = second.checkpoint(&uploads.sandbox);
+    uploads.until_uploaded(&mut second, 5);
+    second.kill_everything();
+    // The first machine does not know what the other one needs.
+    uploads.on("one");
+    uploads.sandbox.ok(["unpin", &ids[1]].iter().chain(&upload));
+    let said = prune(&uploads.sandbox, &[]);
+    let stays =
+        format!("kept {} of job both in the object store: another machine may be running the job", ids[1]);
+    assert!(said.contains(&format!("removed {} of job both from the store on disk", ids[1])), "{said}");
+    assert!(said.contains(&stays), "{said}");
+    assert_eq!(count(&uploads), 3);
+    uploads.on("two");
+    let said = prune(&uploads.sandbox, &[]);
+    assert!(said.ends_with(&format!("removed {} of job both", ids[3])), "{said}");
+    let second = uploads.resume("third", &own);
+    assert_eq!(finish(&uploads.sandbox, "third", second), unbroken(0));
+    // Of a job that has ended, each machine may delete.
+    uploads.on("one");
+    prune(&uploads.sandbox, &[]);
+    assert_eq!(count(&uploads), 1);
+}
+
 /// One machine marks a snapshot as kept, another one prunes the uploads.
 #[test]
 fn a_pinned_snapshot_is_kept_by_other_machines() {

@@ -1,0 +1,243 @@
+//! `ckpt-run prune`: deletes the snapshots that `--keep` does not keep, in the store and in the object store of `--upload`.
+
+use super::jobs::{each, jobs, last_progress_unix_ms};
+use super::print;
+use super::remove::reclaim;
+use crate::cli::config::Config;
+use crate::job::handover::Handover;
+use crate::store::marks;
+use crate::store::root::Root;
+use crate::store::tiers::{self, REMOTE};
+use anyhow::Result;
+use ckpt_snapshot::{History, JobDir, JobOutcome, Listed, Marks, Retention, SnapshotId, Tiers, faults};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+
+/// A part of a job's store to which `--keep` applies by itself: each keeps its newest snapshots.
+struct Place {
+    /// For people.
+    name: &'static str,
+    tiers: &'static [&'static str],
+    /// Where it is recorded what is being deleted.
+    records: JobDir,
+    history: History,
+    /// Another machine, which may be running the job, prunes here.
+    is_of_other_machine: bool,
+}
+
+/// What becomes of the snapshots in a place.
+struct Outcome {
+    place: Place,
+    deleted: Vec<SnapshotId>,
+    /// Oldest first.
+    kept: Vec<Listed>,
+    /// Those that machines have pinned or tagged where they share them.
+    pinned: BTreeSet<SnapshotId>,
+}
+
+#[derive(Serialize)]
+struct Pruned {
+    id: SnapshotId,
+    job: String,
+    removed: bool,
+    tiers: Vec<&'static str>,
+    /// From where, if it stays elsewhere.
+    #[serde(skip)]
+    from: Option<&'static str>,
+}
+
+/// `ckpt-run prune`.
+///
+/// # Errors
+/// Bad input, or a failed deletion.
+pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
+    let root = Root::open_to_change(&config.store)?;
+    let (done, code) = each(&jobs(config, &root, named)?, |job| prune_job(config, job, dry_run))?;
+    let (pruned, kept): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+    let pruned: Vec<_> = pruned.into_iter().flatten().collect();
+    if json {
+        print::json(&pruned)?;
+        return Ok(code);
+    }
+    let what = if dry_run { "would remove" } else { "removed" };
+    for Pruned { id, job, from, .. } in &pruned {
+        let from = from.map(|place| format!(" from {place}")).unwrap_or_default();
+        writeln!(io::stdout(), "{what} {id} of job {job}{from}")?;
+    }
+    kept.iter().flatten().try_for_each(|why| writeln!(io::stdout(), "{why}"))?;
+    if pruned.is_empty() {
+        let why = match kept.iter().all(Vec::is_empty) {
+            true => format!(": no job has more than {} valid snapshots", config.keep),
+            false => String::new(),
+        };
+        writeln!(io::stdout(), "nothing to remove{why}")?;
+    }
+    Ok(code)
+}
+
+/// Prunes all places of one job. Returns what was deleted, and what is kept for a reason.
+fn prune_job(config: &Config, job: &JobDir, dry_run: bool) -> Result<(Vec<Pruned>, Vec<String>)> {
+    let retention = Retention { before_failures: false, ..config.retention() };
+    if !dry_run {
+        job.check_records()?;
+    }
+    let store = tiers::open(&config.store, job)?;
+    let marks = marks::of_all_machines(&config.store, job)?;
+    let prune_place = |place: Place| -> Result<Outcome> {
+        let all = store.list_checked_in(place.tiers)?;
+        let mut deleted = store.prunable(place.tiers, &retention, &marks, &place.history)?;
+        if place.is_of_other_machine {
+            deleted.clear();
+        }
+        if !dry_run && !place.is_of_other_machine {
+            deleted = delete_unless_marked(&store, &place, &deleted)?;
+        }
+        let kept = all.into_iter().filter(|listed| !deleted.contains(&listed.id)).collect();
+        let mut pinned = BTreeSet::new();
+        for tier in place.tiers {
+            pinned.extend(store.tier(tier)?.store().pins()?.into_keys());
+        }
+        Ok(Outcome { place, deleted, kept, pinned })
+    };
+    let outcomes: Vec<_> =
+        places(config, job, &store)?.into_iter().map(prune_place).collect::<Result<_>>()?;
+    let pruned = pruned(job, &outcomes, dry_run);
+    if !dry_run {
+        let gone: Vec<_> = pruned.iter().filter(|one| one.from.is_none()).map(|one| one.id.clone()).collect();
+        marks::forget(job, &gone)?;
+        reclaim(config, &store, job)?;
+    }
+    Ok((pruned, kept_for_a_reason(&outcomes, &retention, &marks, job)))
+}
+
+/// The places of a job's snapshots.
+fn places(config: &Config, job: &JobDir, store: &Tiers) -> Result<Vec<Place>> {
+    // A job that runs may hang.
+    let last_progress = job.is_locked().then(|| last_progress_unix_ms(job)).flatten();
+    let history = tiers::history(job, last_progress)?;
+    let home = Place {
+        name: tiers::home_name(store),
+        tiers: tiers::kept(store),
+        records: job.clone(),
+        history: history.clone(),
+        is_of_other_machine: false,
+    };
+    let Some(mut handover) = Handover::of(&config.store, job)? else { return Ok(vec![home]) };
+    let newer_claim = handover.newer_claim(job.record()?.as_ref())?;
+    let records = handover.records().clone();
+    let is_of_other_machine =
+        newer_claim.as_ref().is_some_and(|record| record.outcome == JobOutcome::Unfinished);
+    if is_of_other_machine {
+        tracing::warn!(
+            "the job {} was started on another machine last: its snapshots in the object store stay, that machine deletes them",
+            job.key()
+        );
+    }
+    let history = if newer_claim.is_some() { tiers::history(&records, None)? } else { history };
+    let remote = Place { name: "the object store", tiers: &[REMOTE], records, history, is_of_other_machine };
+    Ok(vec![home, remote])
+}
+
+/// What was deleted, oldest first.
+fn pruned(job: &JobDir, outcomes: &[Outcome], dry_run: bool) -> Vec<Pruned> {
+    let mut places: BTreeMap<&SnapshotId, Vec<&Place>> = BTreeMap::new();
+    for outcome in outcomes {
+        outcome.deleted.iter().for_each(|id| places.entry(id).or_default().push(&outcome.place));
+    }
+    let stays = |id: &SnapshotId| outcomes.iter().flat_map(|one| &one.kept).any(|kept| kept.id == *id);
+    let pruned = |(id, places): (&SnapshotId, Vec<&Place>)| Pruned {
+        id: id.clone(),
+        job: job.key().to_string(),
+        removed: !dry_run,
+        tiers: places.iter().flat_map(|place| place.tiers).copied().collect(),
+        from: places.first().map(|place| place.name).filter(|_| stays(id)),
+    };
+    places.into_iter().map(pruned).collect()
+}
+
+/// Deletes those of the snapshots that have not been marked meanwhile, and returns them. A mark that comes later is refused.
+fn delete_unless_marked(store: &Tiers, place: &Place, ids: &[SnapshotId]) -> Result<Vec<SnapshotId>> {
+    // Also if there are none: what a killed `prune` has left ends here.
+    let mut deleted = place.records.change_marks(|marks| marks.begin_deletion(ids))?;
+    if deleted.is_empty() {
+        return Ok(deleted);
+    }
+    faults::hit("prune-recorded")?;
+    let done = delete_unless_pinned(store, place.tiers, &mut deleted);
+    let ended = place.records.change_marks(|marks| marks.begin_deletion(&[]));
+    done?;
+    ended?;
+    Ok(deleted)
+}
+
+/// Deletes the snapshots, but for those that other machines keep where they share them: these leave `deleted`.
+fn delete_unless_pinned(store: &Tiers, tiers: &[&str], deleted: &mut Vec<SnapshotId>) -> Result<()> {
+    for tier in tiers {
+        let pins = store.tier(tier)?.store().pins()?;
+        deleted.retain(|id| !pins.contains_key(id));
+    }
+    // The farthest tier first, so that no interrupted deletion uncovers an older copy.
+    let delete = |id| tiers.iter().rev().try_for_each(|tier| store.remove_from(id, tier));
+    Ok(deleted.iter().try_for_each(delete)?)
+}
+
+/// What is kept besides the newest snapshots of each place, and why.
+fn kept_for_a_reason(
+    outcomes: &[Outcome],
+    retention: &Retention,
+    marks: &Marks,
+    job: &JobDir,
+) -> Vec<String> {
+    let mut told = Vec::new();
+    let is_deleted = |id: &SnapshotId| outcomes.iter().any(|one| one.deleted.contains(id));
+    let mut known = BTreeSet::new();
+    for outcome in outcomes {
+        let newest = outcome.kept.len().saturating_sub(retention.keep);
+        for (index, one) in outcome.kept.iter().enumerate() {
+            let is_newest = index >= newest && one.manifest.is_ok();
+            if is_newest && !is_deleted(&one.id) || !known.insert(&one.id) {
+                continue;
+            }
+            let reason = match is_newest {
+                true => format!("it is one of the newest {} there", retention.keep),
+                false => outcome.reason(index, retention, marks),
+            };
+            let place =
+                if is_deleted(&one.id) { format!(" in {}", outcome.place.name) } else { String::new() };
+            told.push(format!("kept {} of job {}{place}: {reason}", one.id, job.key()));
+        }
+    }
+    told
+}
+
+impl Outcome {
+    /// Why a snapshot is kept that is none of the newest.
+    fn reason(&self, index: usize, retention: &Retention, marks: &Marks) -> String {
+        let one = &self.kept[index];
+        let id = &one.id;
+        let mark = marks.of(id);
+        let is_sound =
+            |listed: &Listed| listed.manifest.as_ref().is_ok_and(|manifest| !manifest.is_doubtful());
+        if mark.is_some_and(|mark| mark.pinned) {
+            format!("pinned (`ckpt-run unpin {id}`)")
+        } else if let Some(tag) = mark.and_then(|mark| mark.tags.first()) {
+            format!("it has the tag {tag} (`ckpt-run untag {id} {tag}`)")
+        } else if self.pinned.contains(id) {
+            format!("another machine has pinned or tagged it (`ckpt-run unpin --all-machines {id}`)")
+        } else if let Err(error) = &one.manifest {
+            format!("it cannot be read: {error}")
+        } else if self.place.is_of_other_machine {
+            "another machine may be running the job".to_owned()
+        } else if retention.every.is_some() {
+            "--keep-every".to_owned()
+        } else if self.place.history.last_progress_unix_ms.is_some() {
+            "if the job hangs, it is resumed from this one (--hang-timeout)".to_owned()
+        } else if is_sound(one) && !self.kept[index + 1..].iter().any(is_sound) {
+            "processes of the job had failed before the newer ones were taken".to_owned()
+        } else {
+            "the newer ones do not count: they were left behind, failed to restore, or cannot be read"
+                .to_owned()
+        }
+    }
+}
