@@ -38,7 +38,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("pytorchs_cuda_build_on_nvidias_driver_survives", FRAMEWORKS),
     ("performance_counters", KERNEL),
     ("a_userfaultfd", KERNEL),
-    ("a_file_that_may_not_be_written_is_refused_before_anything_is_changed", KERNEL),
+    ("what_may_not_be_written_is_refused_before_anything_is_changed", KERNEL),
     ("the_fuse_device", KERNEL),
     ("a_virtual_machine", KERNEL),
     ("a_vsock", KERNEL),

@@ -17,6 +17,7 @@ use rustix::io::retry_on_intr;
 use rustix::termios::OptionalActions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -277,6 +278,20 @@ fn own_stream(fd: usize) -> BorrowedFd<'static> {
         1 => rustix::stdio::stdout(),
         _ => rustix::stdio::stderr(),
     }
+}
+
+/// The launcher's stdout or stderr, if it is the file at `path` and open for writing: it may be cut even by a user who may not
+/// open it, such as one for whom systemd opens a log.
+#[must_use]
+pub fn own_output(path: &Path) -> Option<BorrowedFd<'static>> {
+    let file = rustix::fs::lstat(path).ok()?;
+    let is_it = |fd: &BorrowedFd| {
+        let is_writable =
+            rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.intersects(OFlags::WRONLY | OFlags::RDWR));
+        is_writable
+            && rustix::fs::fstat(fd).is_ok_and(|own| (own.st_dev, own.st_ino) == (file.st_dev, file.st_ino))
+    };
+    [1, 2].map(own_stream).into_iter().find(is_it)
 }
 
 /// The first of the launcher's streams that is a terminal.

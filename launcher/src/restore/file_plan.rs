@@ -16,7 +16,7 @@ use crate::restore::put_back::{MOVING, NEW};
 use crate::sys::path_text::{path_text, shown, text_path};
 use anyhow::{Result, bail};
 use ckpt_snapshot::{Manifest, OpenFile, RelPath};
-use rustix::fs::{Access, AtFlags, CWD, StatxFlags, accessat, makedev, statx};
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::{self, File, Metadata};
@@ -718,26 +718,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Refuses files that have to be cut or written and may not be: that is known before anything is changed.
-    fn unwritable_files(&mut self) {
-        for (path, (entry, action)) in &self.plan.files {
-            let (FileAction::Cut { from } | FileAction::Replace { at: Some(from), .. }) = action else {
-                continue;
-            };
-            let Ok(now) = fs::symlink_metadata(from) else { continue };
-            // With its length it may be as it was.
-            if now.len() == entry.identity.bytes {
-                continue;
-            }
-            if let Err(error) = accessat(CWD, from, Access::WRITE_OK, AtFlags::EACCESS) {
-                self.can_stay = false;
-                self.refused.push(format!("{} cannot be written: {error}", path.display()));
-            }
-        }
-    }
-
     fn finish(mut self, id: &str) -> Result<FilePlan> {
-        self.unwritable_files();
         if !self.refused.is_empty() {
             let or = if self.can_stay { "; or leave the files as they are with --files lenient" } else { "" };
             bail!(
@@ -785,7 +766,7 @@ fn files_open_for_writing() -> HashSet<(u64, u64)> {
 }
 
 /// The first of these names.
-fn first_of(names: &[String]) -> String {
+pub fn first_of(names: &[String]) -> String {
     let more = names.len().saturating_sub(NAMED_MAX);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     let names: Vec<_> = names.iter().take(NAMED_MAX).map(|name| shown(name)).collect();
@@ -793,7 +774,8 @@ fn first_of(names: &[String]) -> String {
 }
 
 impl FilePlan {
-    fn has_aside_above(&self, path: &Path) -> bool {
+    /// Whether a path is moved aside, or below something that is.
+    pub fn has_aside_above(&self, path: &Path) -> bool {
         path.ancestors().any(|above| self.aside.contains(above))
     }
 

@@ -7,6 +7,7 @@
 
 use crate::files::capture::reflink;
 use crate::files::saved::{copy_bytes, copy_sparse};
+use crate::namespace::stdio;
 use ckpt_snapshot::{Folder, JobDir, OpenError, SnapshotId};
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -117,7 +118,11 @@ impl Kept {
         if kept.is_none() && tail_bytes > COPY_MAX_BYTES && then_bytes <= COPY_MAX_BYTES {
             return self.replace_by_beginning(path, then_bytes);
         }
-        let file = File::options().write(true).custom_flags(nofollow()).open(path)?;
+        let opened = File::options().write(true).custom_flags(nofollow()).open(path);
+        let file = match (opened, stdio::own_output(path)) {
+            (Err(_), Some(output)) => File::from(output.try_clone_to_owned()?),
+            (opened, _) => opened?,
+        };
         file.set_len(then_bytes)?;
         file.sync_all()?;
         let shown = path.display();

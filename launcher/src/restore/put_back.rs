@@ -2,18 +2,21 @@
 //! to do. Nothing that is replaced is lost, see [`Kept`].
 
 use crate::files::capture::reflink;
-use crate::files::inventory::Entry;
+use crate::files::inventory::{Entry, Identity};
 use crate::files::saved::{copy_bytes, copy_sparse};
 use crate::restore::file_plan::{FileAction, FilePlan};
 use crate::restore::kept::Kept;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{RelPath, faults};
 use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_OMIT};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, lchown};
 use std::path::{Path, PathBuf};
+
+pub use check::check;
 
 /// Begin of the names of files that are not complete.
 pub const NEW: &str = ".ckpt-run-new-";
@@ -330,15 +333,27 @@ fn restore_attributes(path: &Path, entry: &Entry) -> io::Result<()> {
         }
     }
     let modified_ns = entry.identity.modified_ns;
-    if let (Ok(file), true) = (&file, modified_ns != 0) {
-        let (tv_sec, tv_nsec) =
-            (modified_ns.div_euclid(1_000_000_000), modified_ns.rem_euclid(1_000_000_000));
-        let unchanged = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-        let times = Timestamps { last_access: unchanged, last_modification: Timespec { tv_sec, tv_nsec } };
-        rustix::fs::futimens(file, &times)?;
+    let Ok(file) = file else { return Ok(()) };
+    if modified_ns == 0 || modified_ns == Identity::of(&file.metadata()?).modified_ns {
+        return Ok(());
     }
-    Ok(())
+    let (tv_sec, tv_nsec) = (modified_ns.div_euclid(1_000_000_000), modified_ns.rem_euclid(1_000_000_000));
+    let unchanged = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+    let times = Timestamps { last_access: unchanged, last_modification: Timespec { tv_sec, tv_nsec } };
+    match rustix::fs::futimens(file, &times) {
+        // Who may write to a file of another user may not set its times.
+        Err(Errno::PERM) => {
+            tracing::warn!(
+                "{}: the time of its last change is not restored: {}",
+                path.display(),
+                Errno::PERM
+            );
+            Ok(())
+        }
+        set => Ok(set?),
+    }
 }
 
+mod check;
 #[cfg(test)]
 mod tests;

@@ -32,7 +32,7 @@ use crate::namespace::{self, Activity, Namespace, Network};
 use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading, Origin, READING};
-use crate::restore::put_back::{PutBack, temporary_names};
+use crate::restore::put_back::{self, PutBack, temporary_names};
 use crate::restore::{queues, resets};
 use crate::store::answer::{AnswerWatch, RECORDING};
 use crate::store::tiers::MEMORY;
@@ -390,6 +390,7 @@ impl Resumer<'_> {
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::restore(&manifest.directories)?;
         let namespace = self.namespace(manifest).context("cannot make the job's namespace")?;
+        put_back::check(&plan, &|data| loading.open(data)).map_err(bad_input)?;
         self.abandon_newer(&manifest.id)?;
         self.put_files_back(manifest, &plan, &alive, &loading)?;
         let mut files = FileHistory::resumed(manifest, inventory);

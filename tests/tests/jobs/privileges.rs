@@ -180,6 +180,31 @@ fn a_user_without_any_rights_has_a_job_that_goes_on() {
     assert!(said.contains("in a user namespace of its own"), "{said}");
 }
 
+/// As systemd opens them for a service with `User=` and `StandardOutput=append:`: the user may read them, and not open them for
+/// writing.
+#[test]
+fn logs_that_root_has_opened_for_the_user_go_on() {
+    let user = User::new(59_013);
+    let program = "import os, time\nfor step in range(200):\n    print(step, flush=True)\n    open('steps', 'a').write('s\\n')\n    if os.path.exists('slow'): time.sleep(0.05)";
+    let python = python().display().to_string();
+    for name in ["job.out", "job.err"] {
+        chown(user.sandbox.path().join(name), Some(0), Some(0)).unwrap();
+    }
+    let command = || user.command(NOTHING, &["--", &python, "-c", program]);
+    let mut job = user.sandbox.start_command("job", command());
+    user.until_steps(&mut job, 5);
+    assert!(user.command(NOTHING, &["checkpoint"]).status().unwrap().success(), "{}", job.said());
+    let saved_at = user.steps().lines().count();
+    user.until_steps(&mut job, saved_at + 5);
+    job.kill_everything();
+    fs::remove_file(user.sandbox.path().join("slow")).unwrap();
+    let mut job = user.sandbox.start_command("job", command());
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+    let unbroken: String = (0..200).map(|step| format!("{step}\n")).collect();
+    assert_eq!(user.sandbox.read("job.out"), unbroken);
+}
+
 #[test]
 fn the_smallest_set_of_capabilities_does_for_tcp_on_the_machines_network() {
     let user = User::new(61_002);

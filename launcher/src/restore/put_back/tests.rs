@@ -141,6 +141,7 @@ impl Job {
         let kept = self.dir.path().join("kept").join(self.resumes.to_string());
         fs::create_dir(&kept).unwrap();
         let open = |data: &RelPath| File::open(&snapshot.data[data.as_str()]);
+        check(&plan, &open)?;
         PutBack::new(&plan, &open, Kept::at(Some(kept), "x".into())).apply()
     }
 
@@ -411,34 +412,53 @@ fn open_files_beyond_the_budget_that_are_left_as_they_are_keep_their_length() {
     }
 }
 
-/// Nobody may write to an immutable file, and only some users to another one's.
+/// Nobody may write to an immutable file or change names in an immutable directory, and only some users those of others.
 #[test]
-fn a_file_that_may_not_be_written_is_refused_before_anything_is_changed() {
+fn what_may_not_be_written_is_refused_before_anything_is_changed() {
     let mut job = Job::new(1 << 30);
-    job.write("log", "1");
-    job.write("other", "1");
-    let snapshot = job.capture(&["log", "other"], &[]);
+    fs::create_dir(job.path("dir")).unwrap();
+    fs::create_dir(job.path("full")).unwrap();
+    for name in ["log", "grown", "rewritten", "as-it-was", "full/as-it-was"] {
+        job.write(name, "1");
+    }
+    let snapshot = job.capture(&["log", "grown", "rewritten", "as-it-was"], &["full/as-it-was"]);
     job.append("log", "2");
-    job.append("other", "2");
+    job.append("grown", "2");
+    job.append("as-it-was", "");
+    fs::write(job.path("rewritten"), "2").unwrap();
+    job.write("dir/new", "2");
     let before = job.tree();
-    let other = job.path("other");
-    let chattr = |flag: &str| {
+    let dir = job.path("");
+    let chattr = |flag: &str, name: &str| {
         let mut chattr = std::process::Command::new("chattr");
-        chattr.arg(flag).arg(&other).stderr(std::process::Stdio::null());
+        chattr.arg(flag).arg(dir.join(name)).stderr(std::process::Stdio::null());
         chattr.status().is_ok_and(|status| status.success())
     };
-    if !chattr("+i") {
+    let immutable = ["grown", "rewritten", "as-it-was", "dir", "full"];
+    if !immutable.iter().all(|name| chattr("+i", name)) {
         return ckpt_test_skip::skip("the file system or the user cannot make a file immutable");
     }
-    let refused = job.put_back(&snapshot);
-    assert!(chattr("-i"));
-    let error = refused.unwrap_err().to_string();
-    assert!(
-        error.contains("/work/other cannot be written") && error.contains("No file was changed"),
-        "{error}"
-    );
-    assert_eq!(job.tree(), before);
-    job.put_back(&snapshot).unwrap();
+    let mut results = Vec::new();
+    for name in ["grown", "rewritten", "dir"] {
+        let refused = job
+            .plan(&snapshot)
+            .and_then(|plan| check(&plan, &|data: &RelPath| File::open(&snapshot.data[data.as_str()])));
+        results.push((name, refused, job.tree() == before));
+        assert!(chattr("-i", name));
+    }
+    let done = job.put_back(&snapshot);
+    assert!(["as-it-was", "full"].into_iter().all(|name| chattr("-i", name)));
+    for (name, refused, is_unchanged) in results {
+        let error = refused.expect_err(name).to_string();
+        let what = if name == "dir" { "names in " } else { "" };
+        let path = job.path(name).display().to_string();
+        assert!(
+            error.contains(&format!("{what}{path} cannot be")) && error.contains("No file was changed"),
+            "{error}"
+        );
+        assert!(!error.contains("as-it-was") && !error.contains("full") && is_unchanged, "{error}");
+    }
+    done.unwrap();
     assert_eq!(job.tree(), snapshot.tree);
 }
 
