@@ -10,9 +10,7 @@ use std::time::{Duration, SystemTime};
 /// # Errors
 /// When stdout cannot be written.
 pub fn json(value: &impl Serialize) -> Result<i32> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer_pretty(&mut out, value)?;
-    writeln!(out)?;
+    writeln!(io::stdout(), "{}", serde_json::to_string_pretty(value)?)?;
     Ok(0)
 }
 

@@ -369,8 +369,11 @@ impl<'a> Supervisor<'a> {
                 };
                 self.is_first = false;
                 self.older_than = hung_since.and_then(|since| self.first_taken_after(since));
+                // ckpt-run itself ends a job that hangs.
+                let remedy = if hung_since.is_some() { None } else { remedy(code) };
                 let measured = Measured { begun_unix_ms: hung_since.map(unix_ms), ..measured };
-                self.failed(&failure, older, &what, code, error, measured)
+                let entry = Entry::new(EventKind::Failed, what).remedy(remedy).measured(measured);
+                self.failed(&failure, older, entry, code, error)
             }
         }
     }
@@ -405,23 +408,23 @@ impl<'a> Supervisor<'a> {
     fn restart_failed(&mut self, code: i32, what: String, error: Option<anyhow::Error>) -> State {
         let failure = Failure { is_resumed: self.began_from.is_some(), ..Failure::default() };
         let what = format!("it cannot be restarted: {what}");
-        self.failed(&failure, None, &what, code, error, self.begin_measured())
+        let entry = Entry::new(EventKind::NotStarted, what).remedy(remedy(code));
+        self.failed(&failure, None, entry.measured(self.begin_measured()), code, error)
     }
 
-    /// The job failed: `what` says how. `code` and `error` end the run if the job is not restarted. A step back leads
+    /// The job failed: `entry` says how. `code` and `error` end the run if the job is not restarted. A step back leads
     /// to `older`.
     fn failed(
         &mut self,
         failure: &Failure,
         older: Option<OlderSnapshot>,
-        what: &str,
+        entry: Entry,
         code: i32,
         error: Option<anyhow::Error>,
-        measured: Measured,
     ) -> State {
         let journal = &self.context.opened.journal;
-        let kind = if failure.has_run { EventKind::Failed } else { EventKind::NotStarted };
-        journal.add(&Entry::new(kind, what).remedy(remedy(code)).measured(measured));
+        journal.add(&entry);
+        let what = &*entry.what;
         let wait = match self.policy.after(failure) {
             Next::GiveUp(reason) => return self.give_up(reason, what, code, error),
             Next::Again(wait) => wait,
@@ -432,6 +435,9 @@ impl<'a> Supervisor<'a> {
         };
         let lost = self.context.lost();
         let from = match (&self.older_than, lost) {
+            (Some(id), _) if self.is_first_of_run(id) => {
+                format!("from {id}, which may hold what makes it fail: there is no older snapshot")
+            }
             (Some(id), _) => format!("from a snapshot older than {id}, which may hold what makes it fail"),
             (None, Some(lost)) => format!("from its newest snapshot: {} of work are done again", span(lost)),
             (None, None) => "from its newest snapshot, or from the beginning if there is none".to_owned(),
@@ -483,6 +489,11 @@ impl<'a> Supervisor<'a> {
         let is_later =
             |id: &SnapshotId| store.manifest(id).is_ok_and(|manifest| manifest.taken_unix_ms >= since_ms);
         of_present_run(&self.context.opened.dir, &self.context.opened.store).ok()?.into_iter().find(is_later)
+    }
+
+    fn is_first_of_run(&self, id: &SnapshotId) -> bool {
+        let OpenedJob { dir, store, .. } = &self.context.opened;
+        of_present_run(dir, store).is_ok_and(|all| all.first() == Some(id))
     }
 
     /// Waits until the restart is due and the processes of the earlier session have ended. Signals and calls are served

@@ -329,7 +329,9 @@ impl Progress {
                         named(key)
                     ),
                     None => {
-                        format!("none of its processes has done anything for {said} (--hang-timeout)")
+                        format!(
+                            "none of its processes has done anything for about {said}: together they used less than 1% of a CPU (--hang-timeout)"
+                        )
                     }
                 };
                 Some((what, ago(self.last)))
