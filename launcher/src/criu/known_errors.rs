@@ -58,6 +58,10 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
         "Can't link remap to",
         "a name that CRIU needs for an open file without its name (link_remap.N in the same directory) is taken by the checkpoint of another job, or was left by one that was killed: if it stays, delete it",
     ),
+    (
+        "service_fd_base",
+        "the limit of open files is too low: CRIU needs some 45 descriptors besides those of the job. Raise the hard limit (`ulimit -Hn`, systemd: LimitNOFILE=), the snapshot is then resumed",
+    ),
     ("Can't fork for", "a PID that the job needs is taken"),
     ("No space left on device", "not enough disk space or memory for the images"),
     ("Cannot allocate memory", "not enough memory for the images"),

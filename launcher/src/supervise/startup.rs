@@ -37,10 +37,15 @@ use ckpt_snapshot::{
     JobDir, JobIdentity, JobKey, JobLock, JobOutcome, JobRecord, ReadError, SnapshotId, Store, Tiers, faults,
 };
 use parking_lot::Mutex;
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The lowest hard limit of open files without a warning.
+const DESCRIPTORS_MIN: u64 = 256;
 
 /// The job's store, opened and locked. No other launcher on this machine has the job.
 pub(super) struct OpenedJob {
@@ -288,9 +293,23 @@ fn warn_of_lost_memory(journal: &Journal, resumed: &SnapshotId) {
     }
 }
 
+/// Warns of a hard limit of open files that is too low for a resume. CRIU has some 45 descriptors of its own in each process
+/// that it restores, above those of the process, and raises its own limit only with CAP_SYS_RESOURCE.
+fn warn_of_descriptor_limit(rights: Privileges) {
+    let limit = getrlimit(Resource::Nofile).maximum;
+    if let Some(limit) = limit.filter(|limit| *limit < DESCRIPTORS_MIN)
+        && !rights.has(CapabilitySet::SYS_RESOURCE)
+    {
+        tracing::warn!(
+            "the hard limit of open files is {limit}: with less than {DESCRIPTORS_MIN}, the job may not be resumed here. Raise it (`ulimit -Hn`, systemd: LimitNOFILE=)"
+        );
+    }
+}
+
 /// Tests whether a user other than root can create what a job needs, before anything is changed.
 fn check_privileges(config: &Config) -> Result<()> {
     let rights = Privileges::detect();
+    warn_of_descriptor_limit(rights);
     if !rights.is_limited() && rights.missing().is_empty() {
         return Ok(());
     }

@@ -206,6 +206,26 @@ fn logs_that_root_has_opened_for_the_user_go_on() {
 }
 
 #[test]
+fn a_limit_of_open_files_that_is_too_low_is_named() {
+    let user = User::new(59_014);
+    let low = ["sh", "-c", r#"ulimit -n 64; exec "$@""#, "sh"].map(str::to_owned);
+    let limited = || wrapped(&low, &user.job(NOTHING, "pair"));
+    let mut job = user.sandbox.start_command("job", limited());
+    user.until_steps(&mut job, 5);
+    assert!(job.said().contains("the hard limit of open files is 64"), "{}", job.said());
+    assert!(user.command(NOTHING, &["checkpoint"]).status().unwrap().success(), "{}", job.said());
+    job.kill_everything();
+    let mut refused = user.sandbox.start_command("refused", limited());
+    assert_eq!(refused.wait(), 125, "{}", refused.said());
+    assert!(refused.said().contains("Raise the hard limit"), "{}", refused.said());
+    fs::remove_file(user.sandbox.path().join("slow")).unwrap();
+    let mut job = user.sandbox.start_command("again", user.job(NOTHING, "pair"));
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+    assert_eq!(user.steps().lines().count(), 200);
+}
+
+#[test]
 fn the_smallest_set_of_capabilities_does_for_tcp_on_the_machines_network() {
     let user = User::new(61_002);
     if !can_be_reached(&user) {
