@@ -1,10 +1,12 @@
 //! Snapshots that somebody has put into an encrypted store who can write to it and does not have the key.
 
-use ckpt_run_tests::{Running, Sandbox, from_env, rng_of_run, workspace};
+use ckpt_run_tests::{Running, Sandbox, from_env, python, rng_of_run, workspace};
 use std::fs::{self, Permissions};
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// Ends when there is a file `go`, and says its name.
 const JOB: &str = "echo begun; while [ ! -e go ]; do sleep 0.02; done; echo end of $0";
@@ -392,94 +394,165 @@ fn files_of(dir: &Path) -> Vec<PathBuf> {
     let listed = Command::new("find").arg(dir).args(["-type", "f"]).output().unwrap();
     let mut files: Vec<_> = String::from_utf8(listed.stdout).unwrap().lines().map(PathBuf::from).collect();
     // Not those that have become huge.
-    files.retain(|file| file.metadata().unwrap().len() < 1 << 30);
+    files.retain(|file| file.metadata().is_ok_and(|meta| meta.len() < 1 << 30));
     files.sort();
     files
 }
 
 /// Copies a file into the store, unless that would go through a link.
-fn put(from: &Path, victim: &Path, name: &str) -> String {
+fn put(from: &Path, victim: &Path, name: &str) -> io::Result<String> {
     let to = victim.join(name);
     let folder = to.parent().unwrap();
-    fs::create_dir_all(folder).unwrap();
+    fs::create_dir_all(folder)?;
     if folder.is_symlink() || fs::copy(from, &to).is_err() {
-        return "nothing".to_owned();
+        return Ok("nothing".to_owned());
     }
-    format!("{name} is {}", from.display())
+    Ok(format!("{name} is {}", from.display()))
 }
 
 /// Makes something that is no file. Returns what.
-fn something_else(random: &mut fastrand::Rng, path: &Path, canary: &Path) -> &'static str {
+fn something_else(random: &mut fastrand::Rng, path: &Path, canary: &Path) -> io::Result<&'static str> {
     match random.u32(..3) {
         0 => {
-            std::os::unix::fs::symlink(canary, path).unwrap();
-            "a link out of the store"
+            std::os::unix::fs::symlink(canary, path)?;
+            Ok("a link out of the store")
         }
         1 => {
-            fs::create_dir(path).unwrap();
-            "a directory"
+            fs::create_dir(path)?;
+            Ok("a directory")
         }
         _ => {
-            assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
-            "a fifo"
+            assert!(Command::new("mkfifo").arg(path).status()?.success());
+            Ok("a fifo")
         }
     }
 }
 
-/// Does one thing to the store that only needs the right to write there. Returns what.
-fn attack(random: &mut fastrand::Rng, victim: &Path, others: &[PathBuf], canary: &Path) -> String {
+/// Does one thing to the store that only needs the right to write there. Returns what. It fails if a launcher has deleted the file
+/// meanwhile.
+fn attack(
+    random: &mut fastrand::Rng,
+    victim: &Path,
+    others: &[PathBuf],
+    canary: &Path,
+) -> io::Result<String> {
     let files = files_of(victim);
-    let Some(file) = random.choice(&files) else { return "nothing is left".to_owned() };
+    let Some(file) = random.choice(&files) else { return Ok("nothing is left".to_owned()) };
     let of_another = &others[random.usize(..others.len())];
     let name = file.strip_prefix(victim).unwrap().display().to_string();
-    let content = fs::read(file).unwrap();
-    let remove = || fs::remove_file(file).unwrap();
-    match random.u32(..12) {
+    let content = fs::read(file)?;
+    Ok(match random.u32(..12) {
         0 => {
-            remove();
+            fs::remove_file(file)?;
             format!("{name} is deleted")
         }
         1 => {
-            fs::write(file, &content[..random.usize(..=content.len())]).unwrap();
+            fs::write(file, &content[..random.usize(..=content.len())])?;
             format!("{name} is cut")
         }
         2 if !content.is_empty() => {
             let mut altered = content.clone();
             altered[random.usize(..content.len())] ^= 1 << random.u32(..8);
-            fs::write(file, altered).unwrap();
+            fs::write(file, altered)?;
             format!("a bit of {name} is flipped")
         }
         3 => {
-            fs::copy(of_another, file).unwrap();
+            fs::copy(of_another, file)?;
             format!("{name} is replaced by {}", of_another.display())
         }
         4 => {
             let own = random.choice(&files).unwrap();
-            fs::write(file, fs::read(own).unwrap()).unwrap();
+            fs::write(file, fs::read(own)?)?;
             format!("{name} is replaced by {}", own.display())
         }
         5..8 => {
-            remove();
-            format!("{name} is {}", something_else(random, file, canary))
+            fs::remove_file(file)?;
+            format!("{name} is {}", something_else(random, file, canary)?)
         }
         8 => {
             let later = format!("manifests/00000{}-20991231T235959Z", random.u32(4..9));
-            put(of_another, victim, &later)
+            put(of_another, victim, &later)?
         }
         9 => {
             let record = format!("{}/99.json", ["job", "marks"][random.usize(..2)]);
-            put(of_another, victim, &record)
+            put(of_another, victim, &record)?
         }
         10 if file.parent() != Some(victim) => {
             let folder = file.parent().unwrap().to_owned();
-            fs::remove_dir_all(&folder).unwrap();
-            std::os::unix::fs::symlink(canary.parent().unwrap(), &folder).unwrap();
+            fs::remove_dir_all(&folder)?;
+            std::os::unix::fs::symlink(canary.parent().unwrap(), &folder)?;
             format!("{} is a link out of the store", folder.display())
         }
         _ => {
-            fs::File::options().write(true).open(file).unwrap().set_len(1 << 40).unwrap();
+            fs::File::options().write(true).open(file)?.set_len(1 << 40)?;
             format!("{name} has a tebibyte")
         }
+    })
+}
+
+/// Each step hangs on all before it. Slow while `slow` is there. Started again, it begins its file again.
+const STEPS: &str = r"
+import hashlib, os, time
+secret, log = hashlib.sha256(b'begin').digest(), open('steps', 'w')
+for step in range(300):
+    secret = hashlib.sha256(secret).digest()
+    log.write(secret.hex()[:16] + '\n')
+    log.flush()
+    if os.path.exists('slow'):
+        time.sleep(0.02)
+";
+
+/// The same while the job runs and is saved: the job itself is never disturbed. After a kill it resumes right, begins again, or
+/// is refused.
+#[test]
+fn whatever_is_done_to_the_store_while_the_job_runs_its_steps_are_right() {
+    let rounds = from_env("CKPT_TEST_KILLS", || "6".into()).to_str().unwrap().parse::<u64>().unwrap();
+    let others = Encrypted::new();
+    others.saved("other", 2, true);
+    let files = files_of(&others.dir("other"));
+    let canary = others.sandbox.path().join("outside/canary");
+    fs::create_dir(canary.parent().unwrap()).unwrap();
+    fs::write(&canary, "alive").unwrap();
+    let plain = Sandbox::new();
+    let unbroken = Command::new(python()).args(["-c", STEPS]).current_dir(plain.path()).status().unwrap();
+    assert!(unbroken.success());
+    let unbroken = plain.read("steps");
+    let mut random = rng_of_run();
+    for round in 0..rounds {
+        let jobs = Encrypted::new();
+        let (sandbox, slow) = (&jobs.sandbox, jobs.sandbox.path().join("slow"));
+        fs::write(&slow, "").unwrap();
+        let command = || {
+            let mut command =
+                sandbox.command(["--job", "victim", "--interval", "200ms", "--max-restarts", "0"]);
+            command.env("CKPT_ENCRYPT_KEY_FILE", &jobs.key).env("CKPT_INTERVAL", "200ms");
+            command.args(["--".as_ref(), python().as_os_str(), "-c".as_ref(), STEPS.as_ref()]);
+            command
+        };
+        let mut job = sandbox.start_command("job", command());
+        let victim = jobs.dir("victim");
+        job.until("a snapshot", || fs::read_dir(victim.join("manifests")).ok()?.next().map(drop));
+        let done: Vec<_> = (0..random.u32(1..6))
+            .map(|_| {
+                std::thread::sleep(Duration::from_millis(random.u64(..300)));
+                attack(&mut random, &victim, &files, &canary).unwrap_or_else(|error| error.to_string())
+            })
+            .collect();
+        let is_killed = random.bool();
+        if is_killed {
+            job.kill_everything();
+            fs::remove_file(&slow).unwrap();
+            job = sandbox.start_command("again", command());
+        } else {
+            fs::remove_file(&slow).unwrap();
+        }
+        let (code, said) = (job.wait(), job.said());
+        println!("round {round}: {code}, killed: {is_killed}: {done:?}");
+        assert!(code == 0 || is_killed && matches!(code, 2 | 125), "{code} after {done:?}: {said}");
+        assert!(code != 0 || sandbox.read("steps") == unbroken, "{done:?}: {said}");
+        assert!(!said.contains("panicked"), "{done:?}: {said}");
+        assert_eq!(fs::read_to_string(&canary).ok().as_deref(), Some("alive"), "{done:?}: {said}");
+        assert_eq!(fs::read_dir(canary.parent().unwrap()).unwrap().count(), 1, "{done:?}");
     }
 }
 
@@ -512,7 +585,8 @@ fn whatever_is_done_to_the_store_only_the_job_itself_runs() {
         // As on a machine that has not seen the job.
         let _ = fs::remove_dir_all(jobs.sandbox.path().join("state"));
         let attacks = if round == 0 { 0 } else { random.u32(1..5) };
-        let done: Vec<_> = (0..attacks).map(|_| attack(&mut random, &victim, &others, &canary)).collect();
+        let done: Vec<_> =
+            (0..attacks).map(|_| attack(&mut random, &victim, &others, &canary).unwrap()).collect();
         let name = format!("round-{round}");
         let mut job = jobs.sandbox.start_command(&name, jobs.command("victim", true));
         let code = job.wait();
