@@ -6,6 +6,7 @@
 use crate::files::staging::StagedDir;
 use crate::namespace::inside;
 use crate::sys::path_text::text_path;
+use ckpt_snapshot::chunk::is_zeroes;
 use ckpt_snapshot::{RelPath, SavedFile};
 use rustix::fs::{SeekFrom, seek};
 use std::fs::{File, Permissions};
@@ -17,6 +18,8 @@ use std::time::Instant;
 const PREFIX: &str = "/dev/shm/";
 /// How much is copied between two looks at the clock.
 const STEP_BYTES: u64 = 64 << 20;
+/// What is a hole if it is zero.
+const BLOCK_BYTES: usize = 64 << 10;
 
 /// Whether the file `path` (absolute) is in /dev/shm.
 #[must_use]
@@ -101,6 +104,38 @@ pub fn copy_sparse(
     length_bytes: u64,
     deadline: Option<Instant>,
 ) -> io::Result<()> {
+    copy_segments(from, to, length_bytes, deadline, copy_bytes)
+}
+
+/// As [`copy_sparse`] to an empty file, with holes where the content is zero: a snapshot does not know which of its zeroes were
+/// holes.
+///
+/// # Errors
+/// When that fails.
+pub fn copy_without_zeroes(from: &mut File, to: &mut File, length_bytes: u64) -> io::Result<()> {
+    let mut block = vec![0; BLOCK_BYTES];
+    copy_segments(from, to, length_bytes, None, |from, to, bytes| {
+        let mut left = bytes;
+        while left > 0 {
+            let part = usize::try_from(left).unwrap_or(BLOCK_BYTES).min(BLOCK_BYTES);
+            from.read_exact(&mut block[..part])?;
+            match is_zeroes(&block[..part]) {
+                true => drop(to.seek(io::SeekFrom::Current(part.cast_signed() as i64))?),
+                false => to.write_all(&block[..part])?,
+            }
+            left -= part as u64;
+        }
+        Ok(())
+    })
+}
+
+fn copy_segments(
+    from: &mut File,
+    to: &mut File,
+    length_bytes: u64,
+    deadline: Option<Instant>,
+    mut copy: impl FnMut(&mut File, &mut File, u64) -> io::Result<()>,
+) -> io::Result<()> {
     to.set_len(length_bytes)?;
     let mut at = 0;
     while at < length_bytes {
@@ -113,7 +148,7 @@ pub fn copy_sparse(
         from.seek(io::SeekFrom::Start(data))?;
         to.seek(io::SeekFrom::Start(data))?;
         let end = hole.min(data.saturating_add(STEP_BYTES));
-        copy_bytes(from, to, end - data)?;
+        copy(from, to, end - data)?;
         at = end;
         if deadline.is_some_and(|deadline| Instant::now() > deadline) {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "there was no time to copy it"));

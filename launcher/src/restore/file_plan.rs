@@ -11,7 +11,7 @@ use crate::files::inventory::{Copies, Entry, Identity, Inventory, Kind, may_be_s
 use crate::files::rules::{Coverage, FileRules};
 use crate::files::walk::MountPoints;
 use crate::job::alive::LastAlive;
-use crate::namespace::numbers_in;
+use crate::namespace::{numbers_in, stdio};
 use crate::restore::put_back::{MOVING, NEW};
 use crate::sys::path_text::{path_text, shown, text_path};
 use anyhow::{Result, bail};
@@ -774,6 +774,13 @@ pub fn first_of(names: &[String]) -> String {
 }
 
 impl FilePlan {
+    /// Leaves the files of the launcher's own output as they are: once they were cut, they grow by its messages alone.
+    pub fn leave_own_output(&mut self) {
+        self.files.retain(|path, (_, action)| {
+            !matches!(action, FileAction::Cut { .. }) || stdio::own_output(path).is_none()
+        });
+    }
+
     /// Whether a path is moved aside, or below something that is.
     pub fn has_aside_above(&self, path: &Path) -> bool {
         path.ancestors().any(|above| self.aside.contains(above))

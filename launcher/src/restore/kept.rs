@@ -93,7 +93,7 @@ impl Kept {
     pub fn copy_before_rewrite(&mut self, path: &Path) -> io::Result<Option<PathBuf>> {
         let name = self.next_name(path);
         let Some(to) = self.dir.as_ref().map(|dir| dir.join(name)) else { return Ok(None) };
-        let is_small = fs::symlink_metadata(path)?.len() <= COPY_MAX_BYTES;
+        let is_small = data_bytes(&fs::symlink_metadata(path)?) <= COPY_MAX_BYTES;
         match if is_small { copy(path, &to) } else { reflink(path, &to) } {
             Ok(()) => Ok(Some(self.listed(path, to))),
             Err(error) if is_small && !is_no_space(&error) => Err(error),
@@ -216,12 +216,17 @@ fn tree(path: &Path) -> walkdir::WalkDir {
     walkdir::WalkDir::new(path).follow_root_links(false)
 }
 
+/// The length of a file without its holes, which are not copied.
+fn data_bytes(meta: &fs::Metadata) -> u64 {
+    meta.len().min(meta.blocks().saturating_mul(512))
+}
+
 /// Whether a file, or a directory with everything below it, may be copied.
 fn is_small(path: &Path) -> bool {
     let mut bytes = 0;
     tree(path).into_iter().enumerate().all(|(count, entry)| {
         let meta = entry.and_then(|entry| entry.metadata());
-        bytes += meta.as_ref().map_or(0, |meta| if meta.is_file() { meta.len() } else { 0 });
+        bytes += meta.as_ref().map_or(0, |meta| if meta.is_file() { data_bytes(meta) } else { 0 });
         meta.is_ok() && count < COPY_MAX_FILES && bytes <= COPY_MAX_BYTES
     })
 }
@@ -309,7 +314,7 @@ fn all_kept(folder: &Folder) -> Vec<(PathBuf, String)> {
 fn bytes_in(dir: &Path) -> u64 {
     let files = walkdir::WalkDir::new(dir).into_iter().flatten();
     let files = files.filter_map(|file| file.metadata().ok()).filter(fs::Metadata::is_file);
-    files.map(|meta| meta.len()).fold(0, u64::saturating_add)
+    files.map(|meta| data_bytes(&meta)).fold(0, u64::saturating_add)
 }
 
 fn remove(path: &Path) {

@@ -3,7 +3,7 @@
 
 use crate::files::capture::reflink;
 use crate::files::inventory::{Entry, Identity};
-use crate::files::saved::{copy_bytes, copy_sparse};
+use crate::files::saved::copy_without_zeroes;
 use crate::restore::file_plan::{FileAction, FilePlan};
 use crate::restore::kept::Kept;
 use anyhow::{Context, Result};
@@ -167,7 +167,7 @@ impl<'a> PutBack<'a> {
             let mut to = File::options().write(true).create_new(true).mode(0o600).open(new)?;
             let mut from = open(data)?;
             let bytes = from.metadata()?.len();
-            copy_sparse(&mut from, &mut to, bytes, None)?;
+            copy_without_zeroes(&mut from, &mut to, bytes)?;
             fchown(&to, Some(entry.uid), Some(entry.gid))?;
             to.set_permissions(Permissions::from_mode(entry.mode))?;
             to.sync_all()
@@ -182,8 +182,9 @@ impl<'a> PutBack<'a> {
         let write = || -> io::Result<()> {
             let (mut from, mut to) = ((self.open)(data)?, open_file(path, true)?);
             let bytes = from.metadata()?.len();
-            to.set_len(bytes)?;
-            copy_bytes(&mut from, &mut to, bytes)?;
+            // So that there are holes where nothing is written.
+            to.set_len(0)?;
+            copy_without_zeroes(&mut from, &mut to, bytes)?;
             to.sync_all()
         };
         step("restore", path, write())?;

@@ -49,6 +49,7 @@ use ckpt_snapshot::{
     JobDir, Manifest, Marks, ReadError, SavedFile, SnapshotId, StdioKind, Store, Tiers, faults,
     write_atomically,
 };
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -94,6 +95,8 @@ pub struct Resumer<'a> {
     pub gate: Option<&'a Gate>,
     /// The network of the job's own, for the same, if it has one.
     pub job_network: Option<&'a JobNetwork>,
+    /// The snapshot whose files an earlier try has put back.
+    pub put_back: RefCell<Option<SnapshotId>>,
 }
 
 /// A resumed job.
@@ -377,7 +380,10 @@ impl Resumer<'_> {
             held: &self.dir.held_dir(&manifest.id),
         };
         let plan = FilePlan::make(manifest, &inventory, &present, &stdio::appended_files());
-        let plan = plan.map_err(bad_input)?;
+        let mut plan = plan.map_err(bad_input)?;
+        if self.put_back.borrow().as_ref() == Some(&manifest.id) {
+            plan.leave_own_output();
+        }
         let shm_files = manifest.shm_files.iter().map(|file| &file.data);
         let saved: Vec<_> = plan.wanted().into_iter().chain(shm_files).collect();
         let mirror_bytes: u64 = loads.iter().map(|load| load.used_bytes).sum();
@@ -474,6 +480,7 @@ impl Resumer<'_> {
             PutBack::new(plan, &|data| loading.open(data), kept).apply()?;
             kept::prune_kept(self.dir);
         }
+        self.put_back.replace(Some(manifest.id.clone()));
         end_put_back(self.dir).context("cannot record that the job's files are restored")
     }
 

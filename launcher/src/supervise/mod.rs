@@ -61,6 +61,7 @@ use services::RunContext;
 use session::{JobSession, SessionEnd, SessionOutcome};
 use startup::OpenedJob;
 use std::cell::Cell;
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -308,6 +309,7 @@ impl<'a> Supervisor<'a> {
             policy: context.config.resume_policy,
             gate: None,
             job_network: None,
+            put_back: RefCell::default(),
         }
     }
 

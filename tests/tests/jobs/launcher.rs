@@ -674,12 +674,26 @@ fn a_resume_waits_for_the_ports_of_a_connection() {
         other.arg(&program).arg("take").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut taken = [0; 6];
     other.stdout.as_mut().unwrap().read_exact(&mut taken).unwrap();
-    let mut job = sandbox.start("second", arguments);
-    job.until("a resume that waits", || job_says(&sandbox, "second", "still in use").then_some(()));
+    // To the same log, which is cut to its length at the snapshot.
+    let mut job = sandbox.start("first", arguments);
+    job.until("a resume that waits", || job_says(&sandbox, "first", "still in use").then_some(()));
+    let tried = || {
+        let attempts = fs::read_dir(sandbox.job_dir().join("attempts")).unwrap();
+        attempts
+            .filter_map(|entry| entry.unwrap().path().join("criu.log").metadata().ok()?.modified().ok())
+            .max()
+    };
+    for _ in 0..2 {
+        let before = tried();
+        job.until("another try", || (tried() > before).then_some(()));
+    }
     drop(other.stdin.take());
     assert!(other.wait().unwrap().success());
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0, "{}", job.said());
+    let kept: Vec<_> = fs::read_dir(sandbox.job_dir().join("kept")).unwrap().collect();
+    assert_eq!(kept.len(), 1, "one resume, however often it was tried: {kept:?}");
+    assert_eq!(job.said().matches("still in use").count(), 1, "{}", job.said());
     assert!(
         job.said().contains("resumed from snapshot") && job.said().contains("connected"),
         "{}",

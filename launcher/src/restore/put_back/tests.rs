@@ -229,6 +229,31 @@ fn a_rewritten_file_keeps_its_inode() {
     assert_eq!(inode(&job.path("db")), inode_before);
 }
 
+/// Neither what is put back nor what is kept has the length of a file in blocks.
+#[test]
+fn a_rewritten_file_keeps_its_holes() {
+    let write = |path: &Path, what: &[u8]| {
+        let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
+        file.set_len(200 << 20).unwrap();
+        std::os::unix::fs::FileExt::write_at(&file, what, 100 << 20).unwrap();
+        file.sync_all().unwrap();
+    };
+    let mut job = Job::new(1 << 30);
+    write(&job.path("sparse"), b"then");
+    let snapshot = job.capture(&["sparse"], &[]);
+    write(&job.path("sparse"), b"later");
+    job.put_back(&snapshot).unwrap();
+    assert_eq!(job.tree(), snapshot.tree);
+    let kept = walkdir::WalkDir::new(job.dir.path().join("kept")).into_iter().flatten();
+    let kept =
+        kept.filter(|entry| entry.file_type().is_file() && entry.metadata().unwrap().len() == 200 << 20);
+    let files: Vec<_> = kept.map(walkdir::DirEntry::into_path).chain([job.path("sparse")]).collect();
+    assert_eq!(files.len(), 2, "the later version is kept: {files:?}");
+    for file in files {
+        assert!(file.metadata().unwrap().blocks() < 4096, "{}", file.display());
+    }
+}
+
 #[test]
 fn replaced_deleted_and_new_files() {
     let job = round_trip(

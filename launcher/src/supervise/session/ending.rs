@@ -388,7 +388,8 @@ impl JobSession<'_> {
         if count == 0 {
             return;
         }
-        tracing::info!("the command has ended; {count} processes that it left running are ended too");
+        let left_running = if count == 1 { "1 process".to_owned() } else { format!("{count} processes") };
+        tracing::info!("the command has ended; what it left running is ended too: {left_running}");
         let _ = self.job.namespace.signal(-1, false, SIGTERM);
         let deadline = Instant::now() + LEFTOVER_EXIT_TIMEOUT;
         while left() > 0 && Instant::now() < deadline {
