@@ -208,9 +208,10 @@ impl Init<'_> {
         }
         let _ = send_signal(-1, false, libc::SIGKILL);
         let deadline = Instant::now() + FINISH_LIMIT;
-        // At once: this process may be killed as well.
+        // At once: this process may be killed as well. A process that is being killed may still complete a system call, so that
+        // this is not the end.
         self.drain();
-        self.record(true, FINISH_LIMIT);
+        self.record(false, FINISH_LIMIT);
         // Orphans are children of the init: without children, no process of the job is left.
         let mut is_over = false;
         while !is_over && Instant::now() < deadline {
@@ -220,8 +221,8 @@ impl Init<'_> {
                 Ok(None) => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        let has_more = self.drain();
-        self.record(has_more && is_over, FLUSH_LIMIT);
+        self.drain();
+        self.record(is_over, FLUSH_LIMIT);
     }
 
     /// Waits until all files that the job has written are recorded, and the end of the job if `is_end`.

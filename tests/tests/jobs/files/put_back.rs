@@ -1,8 +1,9 @@
 //! Resumes that are killed while they put files back, and checkpoints of a file that is written for long.
 
 use super::{mixed, plan};
+use crate::supervisor::until_ready;
 use ckpt_run_tests::habits::{HabitJob, State};
-use ckpt_run_tests::{Running, Sandbox};
+use ckpt_run_tests::{Running, Sandbox, python};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -105,4 +106,40 @@ fn a_checkpoint_has_bytes_of_one_epoch_only() {
     }
     let end = job.finish(running);
     assert_eq!(end, Ok(()), "the sequence was\n{}", job.events());
+}
+
+/// Makes and deletes files without a pause, and ends with 1 if there are others.
+const BUSY: &str = r"
+import os
+os.mkdir('made')
+number = 0
+while not os.path.exists('go'):
+    open(f'made/{number}', 'w').close()
+    if number >= 3:
+        os.unlink(f'made/{number - 3}')
+    expected = {str(one) for one in range(max(0, number - 2), number + 1)}
+    found = set(os.listdir('made'))
+    if found != expected:
+        raise SystemExit(f'{found} instead of {expected}')
+    number += 1
+    if number == 10:
+        open('ready', 'w').close()
+";
+
+/// The init may be killed in the middle of recording the end of the job: it says that it has seen the end only if it has.
+#[test]
+fn files_that_are_made_while_everything_is_killed_are_the_jobs() {
+    for _ in 0..8 {
+        let sandbox = Sandbox::new();
+        let python = python().display().to_string();
+        let start = || sandbox.start("job", ["--", &python, "-c", BUSY]);
+        let mut job = start();
+        until_ready(&mut job, &sandbox);
+        job.checkpoint(&sandbox);
+        job.kill_everything();
+        let mut job = start();
+        job.until("a resume", || sandbox.read("job.err").contains("resumed from snapshot").then_some(()));
+        fs::write(sandbox.path().join("go"), "").unwrap();
+        assert_eq!(job.wait(), 0, "{}", job.said());
+    }
 }
