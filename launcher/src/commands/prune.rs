@@ -5,14 +5,17 @@ use super::print;
 use super::remove::reclaim;
 use crate::cli::config::Config;
 use crate::job::handover::Handover;
+use crate::report::failure::with_remedy;
 use crate::store::marks;
 use crate::store::root::Root;
 use crate::store::tiers::{self, REMOTE};
+use crate::sys::error::EXIT_NEGATIVE;
 use anyhow::Result;
 use ckpt_snapshot::{History, JobDir, JobOutcome, Listed, Marks, Retention, SnapshotId, Tiers, faults};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+use std::sync::atomic::AtomicBool;
 
 /// A part of a job's store to which `--keep` applies by itself: each keeps its newest snapshots.
 struct Place {
@@ -22,6 +25,9 @@ struct Place {
     /// Where it is recorded what is being deleted.
     records: JobDir,
     history: History,
+    marks: Marks,
+    /// Of the object store.
+    handover: Option<Handover>,
     /// Another machine, which may be running the job, prunes here.
     is_of_other_machine: bool,
 }
@@ -34,6 +40,15 @@ struct Outcome {
     kept: Vec<Listed>,
     /// Those that machines have pinned or tagged where they share them.
     pinned: BTreeSet<SnapshotId>,
+}
+
+/// What becomes of the snapshots of a job.
+struct JobOutcomes {
+    pruned: Vec<Pruned>,
+    /// Lines about what is kept for a reason.
+    kept: Vec<String>,
+    /// Why the object store was not pruned.
+    error: Option<anyhow::Error>,
 }
 
 #[derive(Serialize)]
@@ -53,9 +68,16 @@ struct Pruned {
 /// Bad input, or a failed deletion.
 pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) -> Result<i32> {
     let root = Root::open_to_change(&config.store)?;
-    let (done, code) = each(&jobs(config, &root, named)?, |job| prune_job(config, job, dry_run))?;
-    let (pruned, kept): (Vec<_>, Vec<_>) = done.into_iter().unzip();
-    let pruned: Vec<_> = pruned.into_iter().flatten().collect();
+    let (done, mut code) = each(&jobs(config, &root, named)?, |job| prune_job(config, job, dry_run))?;
+    let (mut pruned, mut kept) = (Vec::new(), Vec::new());
+    for done in done {
+        pruned.extend(done.pruned);
+        kept.extend(done.kept);
+        if let Some(error) = done.error {
+            tracing::error!("snapshots in the object store are not deleted: {}", with_remedy(&error));
+            code = EXIT_NEGATIVE;
+        }
+    }
     if json {
         print::json(&pruned)?;
         return Ok(code);
@@ -65,9 +87,9 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
         let from = from.map(|place| format!(" from {place}")).unwrap_or_default();
         writeln!(io::stdout(), "{what} {id} of job {job}{from}")?;
     }
-    kept.iter().flatten().try_for_each(|why| writeln!(io::stdout(), "{why}"))?;
+    kept.iter().try_for_each(|why| writeln!(io::stdout(), "{why}"))?;
     if pruned.is_empty() {
-        let why = match kept.iter().all(Vec::is_empty) {
+        let why = match kept.is_empty() {
             true => format!(": no job has more than {} valid snapshots", config.keep),
             false => String::new(),
         };
@@ -76,56 +98,52 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
     Ok(code)
 }
 
-/// Prunes all places of one job. Returns what was deleted, and what is kept for a reason.
-fn prune_job(config: &Config, job: &JobDir, dry_run: bool) -> Result<(Vec<Pruned>, Vec<String>)> {
+/// Prunes the places of one job. What is on this machine does not depend on the object store.
+fn prune_job(config: &Config, job: &JobDir, dry_run: bool) -> Result<JobOutcomes> {
     let retention = Retention { before_failures: false, ..config.retention() };
     if !dry_run {
         job.check_records()?;
     }
     let store = tiers::open(&config.store, job)?;
-    let marks = marks::of_all_machines(&config.store, job)?;
-    let prune_place = |place: Place| -> Result<Outcome> {
-        let all = store.list_checked_in(place.tiers)?;
-        let mut deleted = store.prunable(place.tiers, &retention, &marks, &place.history)?;
-        if place.is_of_other_machine {
-            deleted.clear();
-        }
-        if !dry_run && !place.is_of_other_machine {
-            deleted = delete_unless_marked(&store, &place, &deleted)?;
-        }
-        let kept = all.into_iter().filter(|listed| !deleted.contains(&listed.id)).collect();
-        let mut pinned = BTreeSet::new();
-        for tier in place.tiers {
-            pinned.extend(store.tier(tier)?.store().pins()?.into_keys());
-        }
-        Ok(Outcome { place, deleted, kept, pinned })
-    };
-    let outcomes: Vec<_> =
-        places(config, job, &store)?.into_iter().map(prune_place).collect::<Result<_>>()?;
-    let pruned = pruned(job, &outcomes, dry_run);
+    let home = home(job, &store)?;
+    let mut outcomes = vec![prune_place(home, &store, &retention, None, dry_run)?];
     if !dry_run {
-        let gone: Vec<_> = pruned.iter().filter(|one| one.from.is_none()).map(|one| one.id.clone()).collect();
-        marks::forget(job, &gone)?;
         reclaim(config, &store, job)?;
     }
-    Ok((pruned, kept_for_a_reason(&outcomes, &retention, &marks, job)))
+    let error = match prune_uploads(config, job, &store, &retention, &outcomes[0], dry_run) {
+        Ok(uploads) => {
+            outcomes.extend(uploads);
+            None
+        }
+        Err(error) => Some(error),
+    };
+    let pruned = pruned(job, &outcomes, dry_run);
+    if !dry_run && error.is_none() {
+        let gone: Vec<_> = pruned.iter().filter(|one| one.from.is_none()).map(|one| one.id.clone()).collect();
+        marks::forget(job, &gone)?;
+    }
+    Ok(JobOutcomes { pruned, kept: kept_for_a_reason(&outcomes, &retention, job), error })
 }
 
-/// The places of a job's snapshots.
-fn places(config: &Config, job: &JobDir, store: &Tiers) -> Result<Vec<Place>> {
+/// The store of this machine, or the one at an address.
+fn home(job: &JobDir, store: &Tiers) -> Result<Place> {
     // A job that runs may hang.
     let last_progress = job.is_locked().then(|| last_progress_unix_ms(job)).flatten();
-    let history = tiers::history(job, last_progress)?;
-    let home = Place {
+    Ok(Place {
         name: tiers::home_name(store),
         tiers: tiers::kept(store),
         records: job.clone(),
-        history: history.clone(),
+        history: tiers::history(job, last_progress)?,
+        marks: job.marks()?,
+        handover: None,
         is_of_other_machine: false,
-    };
-    let Some(mut handover) = Handover::of(&config.store, job)? else { return Ok(vec![home]) };
+    })
+}
+
+/// The object store to which snapshots are uploaded, if any.
+fn uploads(config: &Config, job: &JobDir, history: &History) -> Result<Option<Place>> {
+    let Some(mut handover) = Handover::of(&config.store, job)? else { return Ok(None) };
     let newer_claim = handover.newer_claim(job.record()?.as_ref())?;
-    let records = handover.records().clone();
     let is_of_other_machine =
         newer_claim.as_ref().is_some_and(|record| record.outcome == JobOutcome::Unfinished);
     if is_of_other_machine {
@@ -134,9 +152,70 @@ fn places(config: &Config, job: &JobDir, store: &Tiers) -> Result<Vec<Place>> {
             job.key()
         );
     }
-    let history = if newer_claim.is_some() { tiers::history(&records, None)? } else { history };
-    let remote = Place { name: "the object store", tiers: &[REMOTE], records, history, is_of_other_machine };
-    Ok(vec![home, remote])
+    let records = handover.records().clone();
+    let history = match newer_claim {
+        Some(complete) => {
+            handover.begin(vec![complete.launcher]);
+            tiers::history(&records, None)?
+        }
+        None => history.clone(),
+    };
+    Ok(Some(Place {
+        name: "the object store",
+        tiers: &[REMOTE],
+        records,
+        history,
+        marks: marks::of_all_machines(&config.store, job)?,
+        handover: Some(handover),
+        is_of_other_machine,
+    }))
+}
+
+fn prune_uploads(
+    config: &Config,
+    job: &JobDir,
+    store: &Tiers,
+    retention: &Retention,
+    home: &Outcome,
+    dry_run: bool,
+) -> Result<Option<Outcome>> {
+    let Some(place) = uploads(config, job, &home.place.history)? else { return Ok(None) };
+    if !dry_run && !place.is_of_other_machine {
+        marks::tell_kept(store.tier(REMOTE)?.store(), job, &job.marks()?)?;
+    }
+    // Another machine may have uploaded snapshots with higher numbers.
+    let newest = home.kept.iter().rfind(|one| one.manifest.is_ok()).map(|one| &one.id);
+    let outcome = prune_place(place, store, retention, newest, dry_run)?;
+    // A running launcher reclaims the space after its next upload.
+    if !dry_run && !outcome.deleted.is_empty() && !job.is_locked() {
+        store.tier(REMOTE)?.store().reclaim_until(&AtomicBool::new(false))?;
+    }
+    Ok(Some(outcome))
+}
+
+/// Prunes one place. `newest` stays there.
+fn prune_place(
+    place: Place,
+    store: &Tiers,
+    retention: &Retention,
+    newest: Option<&SnapshotId>,
+    dry_run: bool,
+) -> Result<Outcome> {
+    let mut kept = store.list_checked_in(place.tiers)?;
+    let mut deleted = Vec::new();
+    if !place.is_of_other_machine {
+        deleted = store.prunable(place.tiers, retention, &place.marks, &place.history)?;
+        deleted.retain(|id| Some(id) != newest);
+        if !dry_run {
+            deleted = delete_unless_marked(store, &place, &deleted)?;
+        }
+    }
+    kept.retain(|listed| !deleted.contains(&listed.id));
+    let mut pinned = BTreeSet::new();
+    for tier in place.tiers {
+        pinned.extend(store.tier(tier)?.store().pins()?.into_keys());
+    }
+    Ok(Outcome { place, deleted, kept, pinned })
 }
 
 /// What was deleted, oldest first.
@@ -163,6 +242,9 @@ fn delete_unless_marked(store: &Tiers, place: &Place, ids: &[SnapshotId]) -> Res
     if deleted.is_empty() {
         return Ok(deleted);
     }
+    if let (Some(handover), Some(record)) = (&place.handover, place.records.record()?) {
+        handover.before_deletion(&record, &deleted)?;
+    }
     faults::hit("prune-recorded")?;
     let done = delete_unless_pinned(store, place.tiers, &mut deleted);
     let ended = place.records.change_marks(|marks| marks.begin_deletion(&[]));
@@ -183,12 +265,7 @@ fn delete_unless_pinned(store: &Tiers, tiers: &[&str], deleted: &mut Vec<Snapsho
 }
 
 /// What is kept besides the newest snapshots of each place, and why.
-fn kept_for_a_reason(
-    outcomes: &[Outcome],
-    retention: &Retention,
-    marks: &Marks,
-    job: &JobDir,
-) -> Vec<String> {
+fn kept_for_a_reason(outcomes: &[Outcome], retention: &Retention, job: &JobDir) -> Vec<String> {
     let mut told = Vec::new();
     let is_deleted = |id: &SnapshotId| outcomes.iter().any(|one| one.deleted.contains(id));
     let mut known = BTreeSet::new();
@@ -201,7 +278,7 @@ fn kept_for_a_reason(
             }
             let reason = match is_newest {
                 true => format!("it is one of the newest {} there", retention.keep),
-                false => outcome.reason(index, retention, marks),
+                false => outcome.reason(index, retention),
             };
             let place =
                 if is_deleted(&one.id) { format!(" in {}", outcome.place.name) } else { String::new() };
@@ -213,10 +290,10 @@ fn kept_for_a_reason(
 
 impl Outcome {
     /// Why a snapshot is kept that is none of the newest.
-    fn reason(&self, index: usize, retention: &Retention, marks: &Marks) -> String {
+    fn reason(&self, index: usize, retention: &Retention) -> String {
         let one = &self.kept[index];
         let id = &one.id;
-        let mark = marks.of(id);
+        let mark = self.place.marks.of(id);
         let is_sound =
             |listed: &Listed| listed.manifest.as_ref().is_ok_and(|manifest| !manifest.is_doubtful());
         if mark.is_some_and(|mark| mark.pinned) {

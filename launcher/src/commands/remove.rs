@@ -10,7 +10,7 @@ use crate::job::{deletion, resume_point};
 use crate::restore::kept;
 use crate::store::marks;
 use crate::store::root::Root;
-use crate::store::tiers::{self, REMOTE};
+use crate::store::tiers;
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
 use ckpt_snapshot::{Damage, JobDir, JobOutcome, Listed, OpenError, ReadError, SnapshotId, Store, Tiers};
@@ -191,11 +191,7 @@ pub fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
             store.reclaim()?;
         }
         None => {
-            let cancel = AtomicBool::new(false);
-            tiers::reclaim_local(store, &cancel)?;
-            if let Ok(remote) = store.tier(REMOTE) {
-                remote.store().reclaim_until(&cancel)?;
-            }
+            tiers::reclaim_local(store, &AtomicBool::new(false))?;
         }
     }
     Ok(())

@@ -60,7 +60,7 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
     ),
     (
         "service_fd_base",
-        "the limit of open files is too low: CRIU needs some 45 descriptors besides those of the job. Raise the hard limit (`ulimit -Hn`, systemd: LimitNOFILE=), the snapshot is then resumed",
+        "the limit of open files is too low: CRIU needs some 45 descriptors besides those of the job. Raise the hard limit (`ulimit -Hn`, systemd: LimitNOFILE=), and the snapshot can be resumed",
     ),
     ("Can't fork for", "a PID that the job needs is taken"),
     ("No space left on device", "not enough disk space or memory for the images"),

@@ -118,18 +118,17 @@ impl Handover {
         }
     }
 
-    /// As [`Ownership::before_deletion`], for snapshots in the object store.
+    /// As [`Ownership::before_deletion`], for snapshots in the object store. `record` is this machine's.
     ///
     /// # Errors
     /// When another machine has claimed the job, or the record cannot be written. Nothing may be deleted then.
-    pub fn before_deletion(&self, ownership: &Ownership, ids: &[SnapshotId]) -> Result<(), OwnershipError> {
+    pub fn before_deletion(&self, record: &JobRecord, ids: &[SnapshotId]) -> Result<(), OwnershipError> {
         let _one_at_a_time = self.publishing.lock();
-        let record = ownership.record();
         self.remote.change_record(|present| {
             self.check_against(present.as_ref())?;
             let deleted = ids.iter().map(SnapshotId::sequence).collect();
             // Publishing it may have failed.
-            let present = present.unwrap_or_else(|| public(&record, None));
+            let present = present.unwrap_or_else(|| public(record, None));
             Ok(Some(JobRecord { deleted, ..present }))
         })
     }

@@ -123,21 +123,19 @@ impl Work {
         let history = tiers::history(dir, status.last_progress_unix_ms())?;
         let (marks, remote) = (dir.marks()?, store.tier(REMOTE)?.store());
         // Other machines prune the object store too. A snapshot may have been marked while it could not be reached.
-        let (pins, keeper) = (remote.pins()?, dir.keeper()?);
-        let is_told = |id: &SnapshotId| pins.get(id).is_some_and(|keepers| keepers.contains(&keeper));
-        marks.kept().filter(|id| !is_told(id)).try_for_each(|id| remote.pin(id, &keeper))?;
+        marks::tell_kept(remote, dir, &marks)?;
         let mut prunable = store.prunable(&[REMOTE], retention, &marks, &history)?;
         // Another machine may have uploaded snapshots with higher numbers.
         prunable.retain(|old| old != id);
         if let Some(handover) = self.handover.as_deref().filter(|_| !prunable.is_empty()) {
-            handover.before_deletion(ownership, &prunable)?;
+            handover.before_deletion(&ownership.record(), &prunable)?;
             faults::hit("upload-deletion-recorded")?;
             // As in `tiers::prune`.
             let (marks, pins) = (dir.marks()?, remote.pins()?);
             let before = prunable.len();
             prunable.retain(|old| !marks.is_kept(old) && !pins.contains_key(old));
             if prunable.len() < before {
-                handover.before_deletion(ownership, &prunable)?;
+                handover.before_deletion(&ownership.record(), &prunable)?;
             }
         }
         for old in &prunable {

@@ -115,7 +115,9 @@ impl Kept {
             () if tail_bytes <= COPY_MAX_BYTES => self.copy_tail(path, then_bytes, tail_bytes)?,
             () => self.share(path),
         };
-        if kept.is_none() && tail_bytes > COPY_MAX_BYTES && then_bytes <= COPY_MAX_BYTES {
+        // The launcher's own output stays the file that it is.
+        let may_replace = stdio::own_output(path).is_none();
+        if kept.is_none() && may_replace && tail_bytes > COPY_MAX_BYTES && then_bytes <= COPY_MAX_BYTES {
             return self.replace_by_beginning(path, then_bytes);
         }
         let opened = File::options().write(true).custom_flags(nofollow()).open(path);

@@ -364,26 +364,8 @@ impl Resumer<'_> {
         let adopted = device_memory::adopted(&loads);
         let inventory = self.answers.during(READING, || Inventory::read(&**self.store, manifest))?;
         let inventory = inventory.unwrap_or_else(|| inventory_of_open_files(manifest));
-        let (alive, touched, others) = self.answers.during(READING, || {
-            let alive = LastAlive::read(self.dir);
-            let touched = tracking::written_since(self.dir, &manifest.id).filter(|_| alive.is_recorded());
-            let others = tracking::written_by_others(self.dir, alive.known_until(), alive.until());
-            (alive, touched, others)
-        });
-        let present = Present {
-            rules: self.file_rules,
-            touched: touched.as_ref(),
-            cwd: &manifest.job.cwd,
-            outputs: &outputs_of(manifest),
-            others: &others,
-            alive: &alive,
-            held: &self.dir.held_dir(&manifest.id),
-        };
-        let plan = FilePlan::make(manifest, &inventory, &present, &stdio::appended_files());
-        let mut plan = plan.map_err(bad_input)?;
-        if self.put_back.borrow().as_ref() == Some(&manifest.id) {
-            plan.leave_own_output();
-        }
+        let alive = self.answers.during(READING, || LastAlive::read(self.dir));
+        let plan = self.plan_files(manifest, &inventory, &alive).map_err(bad_input)?;
         let shm_files = manifest.shm_files.iter().map(|file| &file.data);
         let saved: Vec<_> = plan.wanted().into_iter().chain(shm_files).collect();
         let mirror_bytes: u64 = loads.iter().map(|load| load.used_bytes).sum();
@@ -391,12 +373,12 @@ impl Resumer<'_> {
         let staging = self.staging(manifest, mirror_bytes + copied.sum::<u64>())?;
         let from = Origin { store: Arc::clone(self.store), answers: self.answers.clone() };
         let mut loading = Loading::begin(from, manifest, &staging, &saved, loads)?;
+        put_back::check(&plan, &|data| loading.open(data)).map_err(bad_input)?;
         let queues = queues::prepare(loading.images())?;
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::restore(&manifest.directories)?;
         let namespace = self.namespace(manifest).context("cannot make the job's namespace")?;
-        put_back::check(&plan, &|data| loading.open(data)).map_err(bad_input)?;
         self.abandon_newer(&manifest.id)?;
         self.put_files_back(manifest, &plan, &alive, &loading)?;
         let mut files = FileHistory::resumed(manifest, inventory);
@@ -457,6 +439,27 @@ impl Resumer<'_> {
     /// after that.
     fn abandon_newer(&self, id: &SnapshotId) -> Result<()> {
         Ok(self.ownership.change(|record| abandon_after(record, id))?)
+    }
+
+    fn plan_files(&self, manifest: &Manifest, inventory: &Inventory, alive: &LastAlive) -> Result<FilePlan> {
+        let (touched, others) = self.answers.during(READING, || {
+            let touched = tracking::written_since(self.dir, &manifest.id).filter(|_| alive.is_recorded());
+            (touched, tracking::written_by_others(self.dir, alive.known_until(), alive.until()))
+        });
+        let present = Present {
+            rules: self.file_rules,
+            touched: touched.as_ref(),
+            cwd: &manifest.job.cwd,
+            outputs: &outputs_of(manifest),
+            others: &others,
+            alive,
+            held: &self.dir.held_dir(&manifest.id),
+        };
+        let mut plan = FilePlan::make(manifest, inventory, &present, &stdio::appended_files())?;
+        if self.put_back.borrow().as_ref() == Some(&manifest.id) {
+            plan.leave_own_output();
+        }
+        Ok(plan)
     }
 
     /// Watches what the job writes from now on.

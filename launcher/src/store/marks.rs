@@ -6,7 +6,7 @@ use super::tiers::{self, REMOTE};
 use crate::sys::deadline::STORE_RETRY_TIMEOUT;
 use anyhow::Result;
 use ckpt_object_medium::{Options, Retry};
-use ckpt_snapshot::{JobDir, Marks, SnapshotId};
+use ckpt_snapshot::{JobDir, Marks, SnapshotId, Store};
 
 /// A change of a tag of a snapshot.
 #[derive(Clone, Copy)]
@@ -72,6 +72,16 @@ pub fn share(
         }
     })??;
     Ok(())
+}
+
+/// Tells the other machines what this one keeps, where it could not tell them before.
+///
+/// # Errors
+/// When the object store does not answer.
+pub fn tell_kept(remote: &dyn Store, dir: &JobDir, marks: &Marks) -> Result<()> {
+    let (pins, keeper) = (remote.pins()?, dir.keeper()?);
+    let is_told = |id: &SnapshotId| pins.get(id).is_some_and(|keepers| keepers.contains(&keeper));
+    Ok(marks.kept().filter(|id| !is_told(id)).try_for_each(|id| remote.pin(id, &keeper))?)
 }
 
 /// Lets other machines delete a snapshot that they have marked.

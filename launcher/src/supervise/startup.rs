@@ -298,7 +298,7 @@ fn warn_of_lost_memory(journal: &Journal, resumed: &SnapshotId) {
 fn warn_of_descriptor_limit(rights: Privileges) {
     let limit = getrlimit(Resource::Nofile).maximum;
     if let Some(limit) = limit.filter(|limit| *limit < DESCRIPTORS_MIN)
-        && !rights.has(CapabilitySet::SYS_RESOURCE)
+        && !(rights.has_real_rights() && rights.has(CapabilitySet::SYS_RESOURCE))
     {
         tracing::warn!(
             "the hard limit of open files is {limit}: with less than {DESCRIPTORS_MIN}, the job may not be resumed here. Raise it (`ulimit -Hn`, systemd: LimitNOFILE=)"

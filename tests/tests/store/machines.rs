@@ -351,6 +351,34 @@ fn prune_deletes_uploads() {
     assert_eq!(count(&uploads), 1);
 }
 
+/// An object store that does not answer is no reason to leave this machine's disk full.
+#[test]
+fn prune_does_not_need_the_object_store_for_this_machine() {
+    let mut uploads = Uploads::new();
+    uploads.on("one");
+    let mut job = start(&uploads.sandbox, "job", &uploads.options());
+    let ids = [1, 2].map(|number| {
+        let id = job.checkpoint(&uploads.sandbox);
+        uploads.until_uploaded(&mut job, number);
+        id
+    });
+    let (remote, away) = (uploads.sandbox.path().join("remote"), uploads.sandbox.path().join("away"));
+    fs::rename(&remote, &away).unwrap();
+    fs::write(&remote, "").unwrap();
+    let output = uploads.sandbox.call(["prune", "--keep", "1", "--upload", &uploads.url]);
+    let (printed, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.code() == Some(1) && said.contains("in the object store are not deleted"),
+        "{said}"
+    );
+    assert!(printed.contains(&format!("removed {}", ids[0])), "{printed}");
+    assert_eq!(uploads.sandbox.snapshots(), [&*ids[1]]);
+    fs::remove_file(&remote).unwrap();
+    fs::rename(&away, &remote).unwrap();
+    assert_eq!(uploads.manifests().len(), 2);
+    assert_eq!(finish(&uploads.sandbox, "job", job), unbroken(0));
+}
+
 /// One machine marks a snapshot as kept, another one prunes the uploads.
 #[test]
 fn a_pinned_snapshot_is_kept_by_other_machines() {

@@ -443,12 +443,12 @@ fn what_may_not_be_written_is_refused_before_anything_is_changed() {
     let mut job = Job::new(1 << 30);
     fs::create_dir(job.path("dir")).unwrap();
     fs::create_dir(job.path("full")).unwrap();
-    for name in ["log", "grown", "rewritten", "as-it-was", "full/as-it-was"] {
+    for name in ["log", "grown", "appended", "rewritten", "as-it-was", "full/as-it-was"] {
         job.write(name, "1");
     }
-    let snapshot = job.capture(&["log", "grown", "rewritten", "as-it-was"], &["full/as-it-was"]);
-    job.append("log", "2");
-    job.append("grown", "2");
+    let snapshot = job.capture(&["log", "grown", "appended", "rewritten", "as-it-was"], &["full/as-it-was"]);
+    ["log", "grown", "appended"].into_iter().for_each(|name| job.append(name, "2"));
+    job.write("made", "2");
     job.append("as-it-was", "");
     fs::write(job.path("rewritten"), "2").unwrap();
     job.write("dir/new", "2");
@@ -459,17 +459,17 @@ fn what_may_not_be_written_is_refused_before_anything_is_changed() {
         chattr.arg(flag).arg(dir.join(name)).stderr(std::process::Stdio::null());
         chattr.status().is_ok_and(|status| status.success())
     };
-    let immutable = ["grown", "rewritten", "as-it-was", "dir", "full"];
-    if !immutable.iter().all(|name| chattr("+i", name)) {
+    let immutable = ["grown", "rewritten", "as-it-was", "dir", "full", "made"];
+    if !immutable.iter().all(|name| chattr("+i", name)) || !chattr("+a", "appended") {
         return ckpt_test_skip::skip("the file system or the user cannot make a file immutable");
     }
     let mut results = Vec::new();
-    for name in ["grown", "rewritten", "dir"] {
+    for name in ["grown", "rewritten", "dir", "made", "appended"] {
         let refused = job
             .plan(&snapshot)
             .and_then(|plan| check(&plan, &|data: &RelPath| File::open(&snapshot.data[data.as_str()])));
         results.push((name, refused, job.tree() == before));
-        assert!(chattr("-i", name));
+        assert!(chattr("-ia", name));
     }
     let done = job.put_back(&snapshot);
     assert!(["as-it-was", "full"].into_iter().all(|name| chattr("-i", name)));
