@@ -11,11 +11,12 @@ use crate::store::root::Root;
 use crate::store::tiers::{self, REMOTE};
 use crate::sys::error::EXIT_NEGATIVE;
 use anyhow::Result;
-use ckpt_snapshot::{History, JobDir, JobOutcome, Listed, Marks, Retention, SnapshotId, Tiers, faults};
+use ckpt_snapshot::{
+    History, JobDir, JobOutcome, Listed, Marks, Retention, SnapshotId, Store, Tiers, faults,
+};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
-use std::sync::atomic::AtomicBool;
 
 /// A part of a job's store to which `--keep` applies by itself: each keeps its newest snapshots.
 struct Place {
@@ -186,11 +187,27 @@ fn prune_uploads(
     // Another machine may have uploaded snapshots with higher numbers.
     let newest = home.kept.iter().rfind(|one| one.manifest.is_ok()).map(|one| &one.id);
     let outcome = prune_place(place, store, retention, newest, dry_run)?;
-    // A running launcher reclaims the space after its next upload.
-    if !dry_run && !outcome.deleted.is_empty() && !job.is_locked() {
-        store.tier(REMOTE)?.store().reclaim_until(&AtomicBool::new(false))?;
+    if !dry_run && !outcome.place.is_of_other_machine {
+        reclaim_uploads(config, job, &outcome)?;
     }
     Ok(Some(outcome))
+}
+
+/// Reclaims the space of deleted uploads, unless a machine may be running the job: a snapshot that it is saving may need packs that
+/// look unused.
+fn reclaim_uploads(config: &Config, job: &JobDir, outcome: &Outcome) -> Result<()> {
+    let record = outcome.place.records.record()?;
+    let is_over = record.is_some_and(|record| record.outcome != JobOutcome::Unfinished);
+    if !is_over && !outcome.deleted.is_empty() {
+        tracing::info!(
+            "the job {} is not complete: a run of it reclaims the space of the deleted uploads, or the next `ckpt-run prune` after its end",
+            job.key()
+        );
+    } else if is_over && let Some(uploads) = tiers::uploads_alone(&config.store, job)? {
+        uploads.sweep()?;
+        uploads.reclaim()?;
+    }
+    Ok(())
 }
 
 /// Prunes one place. `newest` stays there.

@@ -147,7 +147,7 @@ pub fn repair(config: &Config, adopt_records: bool, json: bool) -> Result<i32> {
     let mut out = io::stdout().lock();
     for Repair { job, tier, adopted, repaired, unusable } in &repairs {
         adopted.iter().try_for_each(|one| writeln!(out, "{job}, {tier}: {one}"))?;
-        let count = print::count(repaired.len() as u64, "index");
+        let count = print::count(repaired.len() as u64, "index file");
         writeln!(out, "{job}, {tier}: {count} written again")?;
         unusable.iter().try_for_each(|why| writeln!(out, "  NOT REPAIRED: {why}"))?;
     }

@@ -160,6 +160,15 @@ pub fn alone(options: &StoreOptions, dir: &JobDir) -> PackStore {
     }
 }
 
+/// The uploads of a job that seems to run on no machine, as [`alone`].
+///
+/// # Errors
+/// Bad input: an address that contradicts the environment.
+pub fn uploads_alone(options: &StoreOptions, dir: &JobDir) -> Result<Option<PackStore>> {
+    let limits = Limits { shared: Some(Duration::ZERO), ..Limits::remote() };
+    Ok(uploads(options, dir, Options::default())?.map(|medium| on_medium(options, dir, medium, limits)))
+}
+
 fn on_medium(options: &StoreOptions, dir: &JobDir, medium: Arc<dyn Medium>, limits: Limits) -> PackStore {
     PackStore::new(medium, Codec::new(options.compression, options.key.as_ref()), limits).of_job(dir.key())
 }

@@ -27,7 +27,7 @@ use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::{EXIT_OWN, bad_input};
 use crate::sys::host;
-use crate::sys::path_text::path_text;
+use crate::sys::path_text::{path_text, shown};
 use crate::sys::privileges::Privileges;
 use crate::sys::secrets;
 use crate::sys::span::span;
@@ -244,18 +244,30 @@ fn naming_its_job(config: &Config, dir: &JobDir, error: anyhow::Error) -> anyhow
 fn keep_command(opened: &mut OpenedJob, claimed: &ClaimedJob, id: &SnapshotId) -> Result<()> {
     let mut notes = Vec::new();
     // A damaged manifest is reported when the job is resumed.
-    let started = opened.store.manifest(id).ok().map(|manifest| manifest.job.argv);
-    if let Some(argv) = started.filter(|argv| !argv.is_empty() && *argv != opened.identity.argv) {
+    let here = opened.identity.clone();
+    let started = opened.store.manifest(id).map_or_else(|_| here.clone(), |manifest| manifest.job);
+    if !started.argv.is_empty() && started.argv != here.argv {
         let words = |argv: &[String]| secrets::hidden_in(argv).join(" ");
         notes.push(format!(
             "the job was started as `{}`, and resumes as that: what differs in `{}` has no effect",
-            words(&argv),
-            words(&opened.identity.argv)
+            words(&started.argv),
+            words(&here.argv)
         ));
-        opened.identity.argv = argv;
-        if opened.dir.records_medium().is_none() {
-            claimed.ownership.change(|record| record.argv.clone_from(&opened.identity.argv))?;
-        }
+        opened.identity.argv = started.argv;
+    }
+    if !started.cwd.is_empty() && started.cwd != here.cwd {
+        notes.push(format!(
+            "the job was started in {}, and resumes there: nothing of it is done in {}. For a job of its own here, use another name (--job)",
+            shown(&started.cwd),
+            shown(&here.cwd)
+        ));
+        opened.identity.cwd = started.cwd;
+    }
+    if opened.identity != here && opened.dir.records_medium().is_none() {
+        claimed.ownership.change(|record| {
+            record.argv.clone_from(&opened.identity.argv);
+            record.cwd.clone_from(&opened.identity.cwd);
+        })?;
     }
     let changed = started_with::changed_scripts(&opened.dir);
     if !changed.is_empty() {

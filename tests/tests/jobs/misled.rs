@@ -94,6 +94,42 @@ fn changes_without_effect_are_named() {
     );
 }
 
+/// The name alone says which job it is.
+#[test]
+fn a_job_that_resumes_in_another_directory_says_where() {
+    let sandbox = Sandbox::new();
+    let other = sandbox.path().join("other");
+    fs::create_dir(&other).unwrap();
+    let job = ["--job", "named", "--", "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; echo > ended"];
+    let in_other = |name: &str| {
+        let mut command = sandbox.command(job);
+        command.current_dir(&other);
+        sandbox.start_command(name, command)
+    };
+    let mut first = sandbox.start("first", job);
+    first.until_answering(&sandbox);
+    first.checkpoint(&sandbox);
+    first.kill_everything();
+    let mut second = in_other("second");
+    second.until_answering(&sandbox);
+    let said = second.said();
+    let here = format!(
+        "the job was started in {}, and resumes there: nothing of it is done in {}",
+        sandbox.path().display(),
+        other.display()
+    );
+    assert!(said.contains(&here), "{said}");
+    // Its next snapshot is of the job in its own directory, too.
+    second.checkpoint(&sandbox);
+    second.kill_everything();
+    let mut third = sandbox.start("third", job);
+    third.until_answering(&sandbox);
+    assert!(!third.said().contains("was started in"), "{}", third.said());
+    touch(&sandbox, "go");
+    assert_eq!(third.wait(), 0, "{}", third.said());
+    assert!(sandbox.path().join("ended").exists());
+}
+
 /// A failed resume and a preemption are neither a failure of the job nor a kill.
 #[test]
 fn how_a_job_ended_is_told() {

@@ -345,10 +345,13 @@ fn prune_deletes_uploads() {
     assert!(said.ends_with(&format!("removed {} of job both", ids[3])), "{said}");
     let second = uploads.resume("third", &own);
     assert_eq!(finish(&uploads.sandbox, "third", second), unbroken(0));
-    // Of a job that has ended, each machine may delete.
+    // Of a job that has ended, each machine may delete, and the space is reclaimed.
     uploads.on("one");
     prune(&uploads.sandbox, &[]);
     assert_eq!(count(&uploads), 1);
+    let packs = fs::read_dir(uploads.sandbox.path().join("remote/jobs/both/packs")).unwrap();
+    let bytes: u64 = packs.map(|entry| entry.unwrap().metadata().unwrap().len()).sum();
+    assert!(bytes < 45_000_000, "one snapshot of 37 MB, and not the others too: {bytes}");
 }
 
 /// An object store that does not answer is no reason to leave this machine's disk full.
