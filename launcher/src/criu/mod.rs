@@ -1,7 +1,6 @@
 //! CRIU: finding it, controlling it over its RPC, reading its images, and explaining its errors (`known_errors.rs`).
 
 mod empty_messages;
-mod failed_processes;
 mod fields;
 mod find;
 mod images;
@@ -11,6 +10,7 @@ mod known_errors;
 mod pagemap;
 mod rpc;
 mod session;
+mod tasks;
 mod tcp_queues;
 #[allow(unsafe_code)]
 mod tcp_repair;
@@ -18,13 +18,13 @@ mod timers;
 mod unix_queues;
 
 pub use empty_messages::{EmptyMessagesError, with_empty_messages};
-pub use failed_processes::failed_processes;
 pub use find::{Criu, CriuMissing, MIN_VERSION};
 pub use images::{Descriptors, ImageError};
 pub use known_errors::explain;
 pub use pagemap::{Merged, Pagemap, Piece, chunk_ends};
 pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
 pub use session::{RestoreLimits, Session, SessionError};
+pub use tasks::{failed_processes, soft_limits};
 pub use tcp_queues::count_unsent_as_sent;
 pub use tcp_repair::end_tcp_repair;
 pub use timers::arm_expired_timers;

@@ -4,6 +4,7 @@ pub mod file_plan;
 #[allow(unsafe_code)]
 pub mod huge_pages;
 pub mod kept;
+mod limits;
 pub mod loading;
 mod nodes;
 pub mod put_back;

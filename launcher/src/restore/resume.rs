@@ -33,7 +33,7 @@ use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading, Origin, READING};
 use crate::restore::put_back::{self, PutBack, temporary_names};
-use crate::restore::{queues, resets};
+use crate::restore::{limits, queues, resets};
 use crate::store::answer::{AnswerWatch, RECORDING};
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{
@@ -375,6 +375,7 @@ impl Resumer<'_> {
         let mut loading = Loading::begin(from, manifest, &staging, &saved, loads)?;
         put_back::check(&plan, &|data| loading.open(data)).map_err(bad_input)?;
         let queues = queues::prepare(loading.images())?;
+        limits::warn_of_lower(loading.images());
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::restore(&manifest.directories)?;

@@ -205,6 +205,28 @@ fn logs_that_root_has_opened_for_the_user_go_on() {
     assert_eq!(user.sandbox.read("job.out"), unbroken);
 }
 
+/// Without CAP_SYS_RESOURCE, no limit can be set above the hard limit of the shell.
+#[test]
+fn limits_that_a_resume_cannot_give_back_are_named() {
+    let user = User::new(59_015);
+    let start = |name: &str, files: u32| {
+        let limit = ["sh", "-c", &format!(r#"ulimit -n {files}; exec "$@""#), "sh"].map(str::to_owned);
+        user.sandbox.start_command(name, wrapped(&limit, &user.job(NOTHING, "pair")))
+    };
+    let mut job = start("job", 900);
+    user.until_steps(&mut job, 5);
+    assert!(user.command(NOTHING, &["checkpoint"]).status().unwrap().success(), "{}", job.said());
+    job.kill_everything();
+    for (name, files) in [("same", 900), ("lower", 800)] {
+        let mut job = start(name, files);
+        let log = format!("{name}.err");
+        job.until("a resume", || user.sandbox.read(&log).contains("resumed from snapshot").then_some(()));
+        let is_told = job.said().contains("open files (-n) 900, now 800");
+        assert_eq!(is_told, files < 900, "{}", job.said());
+        job.kill_everything();
+    }
+}
+
 #[test]
 fn a_limit_of_open_files_that_is_too_low_is_named() {
     let user = User::new(59_014);
