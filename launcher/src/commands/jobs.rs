@@ -21,6 +21,7 @@ use ckpt_protocol::control::{
 };
 use ckpt_protocol::frame;
 use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, Listed, ReadError, Store, Tiers};
+use rustix::net::sockopt::socket_peercred;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -376,7 +377,17 @@ fn read_one(
 /// # Errors
 /// When stdout cannot be written.
 pub fn running(json: bool) -> Result<i32> {
-    let of_socket = |path: &PathBuf| status_from(&mut UnixStream::connect(path).ok()?);
+    let of_socket = |path: &PathBuf| {
+        let mut launcher = UnixStream::connect(path).ok()?;
+        let status = status_from(&mut launcher);
+        if let (None, Ok(peer)) = (&status, socket_peercred(&launcher)) {
+            let pid = peer.pid.as_raw_nonzero();
+            tracing::warn!(
+                "the ckpt-run with process ID {pid} runs a job and does not answer: it is stopped (then `kill -CONT {pid}`), or waits for its store. That job is left out here"
+            );
+        }
+        status
+    };
     let all: Vec<_> = all_sockets().iter().filter_map(of_socket).collect();
     if json {
         return print::json(&all);

@@ -279,14 +279,15 @@ fn a_launcher_that_does_not_answer_is_named() {
     let id = job.checkpoint(&sandbox);
     job.signal(Signal::STOP);
     let sandbox = &sandbox;
-    let [status, listed, logs] = std::thread::scope(|scope| {
-        [&["status"][..], &["ls"], &["logs"]]
+    let [status, listed, logs, running] = std::thread::scope(|scope| {
+        [&["status"][..], &["ls"], &["logs"], &["ps"]]
             .map(|arguments| scope.spawn(move || sandbox.call(arguments)))
             .map(|call| call.join().unwrap())
     });
     job.signal(Signal::CONT);
     is_answered(status, 0, "launcher         does not answer");
     is_answered(listed, 0, &id);
+    is_answered(running, 0, &format!("process ID {} runs a job and does not answer", job.pid()));
     assert!(logs.status.code().is_some());
     touch(sandbox, "go");
     assert_eq!(job.wait(), 0, "{}", job.said());

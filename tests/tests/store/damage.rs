@@ -164,7 +164,7 @@ fn a_full_disk_leaves_the_job_and_the_older_snapshot_alone() {
     fs::write(&filler, vec![1; free - (1 << 20)]).unwrap();
     let (code, said) = code_and_errors(&sandbox, &["checkpoint"]);
     assert_eq!(code, 1);
-    assert!(said.contains("no room") && said.contains("needs about") && said.contains("MB"), "{said}");
+    assert!(said.contains("no room") && said.contains("may need up to") && said.contains("MB"), "{said}");
     assert_eq!(sandbox.snapshots(), [id.as_str()]);
     sandbox.verify_all();
     let status = sandbox.json(["status", "--json"]);
