@@ -635,6 +635,21 @@ fn ctrl_c_saves_the_job() {
     }
 }
 
+/// A child that has ended, and that the command has not waited for, is not left running.
+#[test]
+fn what_a_command_leaves_running_is_named() {
+    let sandbox = Sandbox::new();
+    let said = |script: &str| {
+        let output = sandbox.call(["--", "sh", "-c", script]);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let left = said("sleep 60 & exit 0");
+    assert!(left.contains("what it left running is ended too: 1 process (sleep)"), "{left}");
+    let none = said("true & sleep 0.1; exec sh -c 'exit 0'");
+    assert!(!none.contains("left running"), "{none}");
+}
+
 /// In a network of its own, a job's port is never taken.
 #[test]
 fn a_private_network_keeps_ports_free() {

@@ -17,12 +17,16 @@ use crate::sys::deadline::{
     STORE_RETRY_TIMEOUT, USER_STOP_WINDOW, within,
 };
 use crate::sys::error::{EXIT_OWN, EXIT_PREEMPTED};
+use crate::sys::path_text::shown;
 use anyhow::anyhow;
 use ckpt_protocol::control::{Reply, Saved, Stopped};
 use ckpt_snapshot::JobOutcome;
 use signal_hook::consts::{SIGINT, SIGKILL, SIGTERM};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+
+/// How many of the processes that a command has left running are named.
+const LEFTOVERS_NAMED: usize = 5;
 
 /// How a job session ended.
 #[derive(Debug)]
@@ -383,16 +387,26 @@ impl JobSession<'_> {
 
     /// Ends the processes that the command has left running.
     fn end_leftovers(&self) {
-        let left = || self.job.namespace.survey().map(|survey| survey.pids.len()).unwrap_or(0);
-        let count = left();
-        if count == 0 {
+        // One that has ended and that nobody has waited for has no memory.
+        let left = || {
+            let processes = self.job.namespace.survey().map(|survey| survey.processes).unwrap_or_default();
+            let names = processes.into_iter().filter(|one| one.private_bytes > 0).map(|one| one.name);
+            names.collect::<Vec<_>>()
+        };
+        let names = left();
+        if names.is_empty() {
             return;
         }
-        let left_running = if count == 1 { "1 process".to_owned() } else { format!("{count} processes") };
-        tracing::info!("the command has ended; what it left running is ended too: {left_running}");
+        let count =
+            if names.len() == 1 { "1 process".to_owned() } else { format!("{} processes", names.len()) };
+        let named: Vec<_> = names.iter().take(LEFTOVERS_NAMED).map(|name| shown(name)).collect();
+        tracing::info!(
+            "the command has ended; what it left running is ended too: {count} ({})",
+            named.join(", ")
+        );
         let _ = self.job.namespace.signal(-1, false, SIGTERM);
         let deadline = Instant::now() + LEFTOVER_EXIT_TIMEOUT;
-        while left() > 0 && Instant::now() < deadline {
+        while !left().is_empty() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
         }
         self.release_gpus();
