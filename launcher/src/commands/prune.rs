@@ -80,23 +80,23 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
         }
     }
     if json {
-        print::json(&pruned)?;
-        return Ok(code);
+        return print::json_with(&pruned, code);
     }
     let what = if dry_run { "would remove" } else { "removed" };
-    for Pruned { id, job, from, .. } in &pruned {
+    let line = |Pruned { id, job, from, .. }: &Pruned| {
         let from = from.map(|place| format!(" from {place}")).unwrap_or_default();
-        writeln!(io::stdout(), "{what} {id} of job {job}{from}")?;
-    }
-    kept.iter().try_for_each(|why| writeln!(io::stdout(), "{why}"))?;
+        format!("{what} {id} of job {job}{from}")
+    };
+    let mut lines: Vec<_> = pruned.iter().map(line).collect();
     if pruned.is_empty() {
         let why = match kept.is_empty() {
             true => format!(": no job has more than {} valid snapshots", config.keep),
             false => String::new(),
         };
-        writeln!(io::stdout(), "nothing to remove{why}")?;
+        kept.push(format!("nothing to remove{why}"));
     }
-    Ok(code)
+    lines.extend(kept);
+    print::printed(writeln!(io::stdout(), "{}", lines.join("\n")), code)
 }
 
 /// Prunes the places of one job. What is on this machine does not depend on the object store.
