@@ -34,11 +34,15 @@ use ckpt_snapshot::{
     AgentsRecord, Cancellable, CutRecord, Input, Manifest, OpenError, ProcessMemory, ProcessTree, ReadError,
     RelPath, SaveError, SnapshotId, SnapshotWriter, Source, faults,
 };
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+
+/// Why the last checkpoint that could not be staged in memory was not: the same reason is told once.
+static NOT_IN_MEMORY: Mutex<String> = Mutex::new(String::new());
 
 /// Why a checkpoint attempt failed. The job continues.
 #[derive(Debug, thiserror::Error)]
@@ -369,9 +373,14 @@ impl Attempt<'_> {
     /// Where CRIU leaves its images: memory if there is enough, otherwise the store's disk.
     fn staging(&self, image_bytes: u64) -> Result<Arc<Staging>, AttemptError> {
         let tell = |why: &str| {
-            tracing::warn!(
-                "the checkpoint cannot be staged in memory ({why}): it is written to disk, and the job is paused until that is done"
-            );
+            let is_known = std::mem::replace(&mut *NOT_IN_MEMORY.lock(), why.to_owned()) == why;
+            if is_known {
+                tracing::debug!("the checkpoint cannot be staged in memory ({why})");
+            } else {
+                tracing::warn!(
+                    "the checkpoint cannot be staged in memory ({why}): it is written to disk, and the job is paused until that is done"
+                );
+            }
         };
         let staging = Staging::for_images(image_bytes, 0, self.parts.staging_dir.as_deref(), tell);
         let staging = staging.map_err(AttemptError::Staging)?;
