@@ -66,7 +66,11 @@ impl Key {
     pub fn from_file(path: &Path) -> Result<Self, KeyError> {
         let failed = |source| KeyError::Io { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
-        let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o7777;
+        let meta = file.metadata().map_err(failed)?;
+        if meta.is_dir() {
+            return Err(failed(io::ErrorKind::IsADirectory.into()));
+        }
+        let mode = meta.permissions().mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(KeyError::NotPrivate { path: path.to_owned(), mode });
         }
@@ -219,8 +223,10 @@ mod tests {
             let (_dir, path) = key_file(content, 0o600);
             assert!(matches!(Key::from_file(&path), Err(KeyError::NoKey { .. })), "{content:?}");
         }
-        let missing = Key::from_file(Path::new("/nowhere/key"));
-        assert!(matches!(missing, Err(KeyError::Io { .. })));
+        // Not even advice that would lock a directory.
+        for path in ["/nowhere/key", "/"] {
+            assert!(matches!(Key::from_file(Path::new(path)), Err(KeyError::Io { .. })), "{path}");
+        }
     }
 
     #[test]
