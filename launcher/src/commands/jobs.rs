@@ -21,7 +21,6 @@ use ckpt_protocol::control::{
 };
 use ckpt_protocol::frame;
 use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, Listed, ReadError, Store, Tiers};
-use rustix::net::sockopt::socket_peercred;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -380,10 +379,10 @@ pub fn running(json: bool) -> Result<i32> {
     let of_socket = |path: &PathBuf| {
         let mut launcher = UnixStream::connect(path).ok()?;
         let status = status_from(&mut launcher);
-        if let (None, Ok(peer)) = (&status, socket_peercred(&launcher)) {
-            let pid = peer.pid.as_raw_nonzero();
+        if status.is_none() {
             tracing::warn!(
-                "the ckpt-run with process ID {pid} runs a job and does not answer: it is stopped (then `kill -CONT {pid}`), or waits for its store. That job is left out here"
+                "the launcher at {} does not answer: it is stopped, waits for its store, or has just ended. Its job is left out here",
+                path.display()
             );
         }
         status

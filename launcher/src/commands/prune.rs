@@ -118,7 +118,11 @@ fn prune_job(config: &Config, job: &JobDir, dry_run: bool) -> Result<JobOutcomes
         }
         Err(error) => Some(error),
     };
-    let pruned = pruned(job, &outcomes, dry_run);
+    let mut pruned = pruned(job, &outcomes, dry_run);
+    if error.is_some() {
+        // They may be in the object store too.
+        pruned.iter_mut().for_each(|one| one.from = Some(tiers::home_name(&store)));
+    }
     if !dry_run && error.is_none() {
         let gone: Vec<_> = pruned.iter().filter(|one| one.from.is_none()).map(|one| one.id.clone()).collect();
         marks::forget(job, &gone)?;
@@ -203,7 +207,10 @@ fn reclaim_uploads(config: &Config, job: &JobDir, outcome: &Outcome) -> Result<(
             "the job {} is not complete: a run of it reclaims the space of the deleted uploads, or the next `ckpt-run prune` after its end",
             job.key()
         );
-    } else if is_over && let Some(uploads) = tiers::uploads_alone(&config.store, job)? {
+    } else if is_over
+        && let Ok(_lock) = job.lock_for_maintenance()
+        && let Some(uploads) = tiers::uploads_alone(&config.store, job)?
+    {
         uploads.sweep()?;
         uploads.reclaim()?;
     }

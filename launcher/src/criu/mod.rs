@@ -24,7 +24,7 @@ pub use known_errors::explain;
 pub use pagemap::{Merged, Pagemap, Piece, chunk_ends};
 pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
 pub use session::{RestoreLimits, Session, SessionError};
-pub use tasks::{failed_processes, soft_limits};
+pub use tasks::{failed_processes, limits};
 pub use tcp_queues::count_unsent_as_sent;
 pub use tcp_repair::end_tcp_repair;
 pub use timers::arm_expired_timers;

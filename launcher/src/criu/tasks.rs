@@ -59,17 +59,18 @@ fn each_task(read: Read, mut visit: impl FnMut(u32, TaskEntry)) -> Result<(), Im
     Ok(())
 }
 
-/// The highest soft limit of each kind that a process has, by its number (getrlimit(2)).
+/// The highest soft and the highest hard limit of each kind that a process has, by its number (getrlimit(2)).
 ///
 /// # Errors
 /// When an image cannot be read.
-pub fn soft_limits(read: Read) -> Result<Vec<u64>, ImageError> {
+pub fn limits(read: Read) -> Result<Vec<(u64, u64)>, ImageError> {
     let mut highest = Vec::new();
     each_task(read, |_, task| {
         for (number, limit) in task.limits.map(|limits| limits.limits).unwrap_or_default().iter().enumerate()
         {
-            highest.resize(highest.len().max(number + 1), 0);
-            highest[number] = limit.soft.max(highest[number]);
+            highest.resize(highest.len().max(number + 1), (0, 0));
+            let (soft, hard) = highest[number];
+            highest[number] = (limit.soft.max(soft), limit.hard.max(hard));
         }
     })?;
     Ok(highest)
@@ -111,12 +112,13 @@ mod tests {
         {
             tree.extend(&image(PROCESSES_MAGIC, &ProcessEntry { pid })[8..]);
             let name = [format!("program {pid}").as_bytes(), b"\xc3"].concat();
-            let limits = LimitsEntry { limits: vec![LimitEntry { soft: u64::from(status), hard: 500 }; 2] };
-            let task = TaskEntry { state, status, name, limits: (pid != 4).then_some(limits) };
+            let limits_of_task =
+                LimitsEntry { limits: vec![LimitEntry { soft: u64::from(status), hard: 500 }; 2] };
+            let task = TaskEntry { state, status, name, limits: (pid != 4).then_some(limits_of_task) };
             images.insert(format!("core-{pid}.img"), image(CORE_MAGIC, &CoreEntry { task: Some(task) }));
         }
         images.insert("pstree.img".to_owned(), tree);
-        assert_eq!(soft_limits(&|name| Ok(images.get(name).cloned())).unwrap(), [3 << 8, 3 << 8]);
+        assert_eq!(limits(&|name| Ok(images.get(name).cloned())).unwrap(), [(3 << 8, 500); 2]);
         let found = failed_processes(&|name| Ok(images.get(name).cloned())).unwrap();
         let found: Vec<_> = found.iter().map(|one| (one.pid, one.code, &one.name[..])).collect();
         assert_eq!(

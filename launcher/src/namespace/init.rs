@@ -213,14 +213,14 @@ impl Init<'_> {
         self.drain();
         self.record(false, FINISH_LIMIT);
         // Orphans are children of the init: without children, no process of the job is left.
-        let mut is_over = false;
-        while !is_over && Instant::now() < deadline {
+        let is_over = loop {
             match wait(WaitOptions::NOHANG) {
-                Err(rustix::io::Errno::CHILD) => is_over = true,
-                Ok(Some(_)) | Err(_) => {}
-                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+                Err(rustix::io::Errno::CHILD) => break true,
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) if Instant::now() >= deadline => break false,
+                Ok(None) | Err(_) => std::thread::sleep(Duration::from_millis(1)),
             }
-        }
+        };
         self.drain();
         self.record(is_over, FLUSH_LIMIT);
     }

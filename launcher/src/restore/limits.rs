@@ -1,7 +1,8 @@
 //! Limits of the job's processes (getrlimit(2)) that a resume cannot give back. Without CAP_SYS_RESOURCE, no limit can be set
-//! above the hard limit of this process, and CRIU leaves it there without an error.
+//! above the hard limit of this process. CRIU sets neither the soft nor the hard limit then, without an error: a process has
+//! those that CRIU has, which raises its own limit of open files.
 
-use crate::criu::soft_limits;
+use crate::criu::limits;
 use crate::files::staging::StagedDir;
 use crate::sys::privileges::Privileges;
 use rustix::process::{Resource, getrlimit};
@@ -24,14 +25,16 @@ pub(super) fn warn_of_lower(images: &StagedDir) {
     if rights.has_real_rights() && rights.has(CapabilitySet::SYS_RESOURCE) {
         return;
     }
-    let then = soft_limits(&|name| images.read(name)).unwrap_or_else(|error| {
+    let then = limits(&|name| images.read(name)).unwrap_or_else(|error| {
         tracing::debug!("the limits of the job's processes are not known: {error}");
         Vec::new()
     });
+    let shown = |limit: u64| if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
     let lower = KINDS.iter().filter_map(|(number, resource, name)| {
-        let (then, now) = (*then.get(*number)?, getrlimit(*resource).maximum?);
-        let shown = if then == u64::MAX { "unlimited".to_owned() } else { then.to_string() };
-        (now < then).then(|| format!("{name} {shown}, now {now}"))
+        let ((soft, hard), now) = (*then.get(*number)?, getrlimit(*resource));
+        let now_hard = now.maximum.unwrap_or(u64::MAX);
+        let left = if *resource == Resource::Nofile { now_hard } else { now.current.unwrap_or(u64::MAX) };
+        (hard > now_hard && left < soft).then(|| format!("{name} {}, now {}", shown(soft), shown(left)))
     });
     let lower: Vec<_> = lower.collect();
     if !lower.is_empty() {

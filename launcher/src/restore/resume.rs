@@ -375,7 +375,9 @@ impl Resumer<'_> {
         let mut loading = Loading::begin(from, manifest, &staging, &saved, loads)?;
         put_back::check(&plan, &|data| loading.open(data)).map_err(bad_input)?;
         let queues = queues::prepare(loading.images())?;
-        limits::warn_of_lower(loading.images());
+        if self.put_back.borrow().is_none() {
+            limits::warn_of_lower(loading.images());
+        }
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;
         directories::restore(&manifest.directories)?;

@@ -644,7 +644,7 @@ fn what_a_command_leaves_running_is_named() {
         assert!(output.status.success(), "{output:?}");
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let left = said("sleep 60 & exit 0");
+    let left = said("sleep 60 & sleep 0.5; exit 0");
     assert!(left.contains("what it left running is ended too: 1 process (sleep)"), "{left}");
     let none = said("true & sleep 0.1; exec sh -c 'exit 0'");
     assert!(!none.contains("left running"), "{none}");

@@ -91,7 +91,8 @@ impl Check<'_> {
 
     /// A file with this name is made, renamed or deleted.
     fn name(&mut self, path: &Path) {
-        if is_fixed(path) {
+        // What is moved aside with its directory is not there any more.
+        if is_fixed(path) && !path.parent().is_some_and(|dir| self.plan.has_aside_above(dir)) {
             self.refused.insert(format!("{} cannot be moved: {}", path.display(), Errno::PERM));
         }
         let above = path.ancestors().skip(1).find(|above| above.is_dir());
