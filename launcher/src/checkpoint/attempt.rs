@@ -41,7 +41,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Why the last checkpoint that could not be staged in memory was not: the same reason is told once.
+/// The last reason why a checkpoint was not staged in memory. The same reason is logged as a warning once.
 static NOT_IN_MEMORY: Mutex<String> = Mutex::new(String::new());
 
 /// Why a checkpoint attempt failed. The job continues.

@@ -116,12 +116,16 @@ impl Kept {
             () => self.share(path),
         };
         // The launcher's own output stays the file that it is.
-        let may_replace = stdio::own_output(path).is_none();
-        if kept.is_none() && may_replace && tail_bytes > COPY_MAX_BYTES && then_bytes <= COPY_MAX_BYTES {
+        let own_output = stdio::own_output(path);
+        if kept.is_none()
+            && own_output.is_none()
+            && tail_bytes > COPY_MAX_BYTES
+            && then_bytes <= COPY_MAX_BYTES
+        {
             return self.replace_by_beginning(path, then_bytes);
         }
         let opened = File::options().write(true).custom_flags(nofollow()).open(path);
-        let file = match (opened, stdio::own_output(path)) {
+        let file = match (opened, own_output) {
             (Err(_), Some(output)) => File::from(output.try_clone_to_owned()?),
             (opened, _) => opened?,
         };

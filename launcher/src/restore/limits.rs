@@ -6,7 +6,6 @@ use crate::criu::limits;
 use crate::files::staging::StagedDir;
 use crate::sys::privileges::Privileges;
 use rustix::process::{Resource, getrlimit};
-use rustix::thread::CapabilitySet;
 
 /// The limits whose loss a program notices, with their numbers and the option of `ulimit`.
 const KINDS: &[(usize, Resource, &str)] = &[
@@ -21,8 +20,7 @@ const KINDS: &[(usize, Resource, &str)] = &[
 
 /// Warns of limits that will be lower than they were.
 pub(super) fn warn_of_lower(images: &StagedDir) {
-    let rights = Privileges::detect();
-    if rights.has_real_rights() && rights.has(CapabilitySet::SYS_RESOURCE) {
+    if Privileges::detect().may_raise_limits() {
         return;
     }
     let then = limits(&|name| images.read(name)).unwrap_or_else(|error| {

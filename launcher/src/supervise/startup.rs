@@ -38,7 +38,6 @@ use ckpt_snapshot::{
 };
 use parking_lot::Mutex;
 use rustix::process::{Resource, getrlimit};
-use rustix::thread::CapabilitySet;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -310,7 +309,7 @@ fn warn_of_lost_memory(journal: &Journal, resumed: &SnapshotId) {
 fn warn_of_descriptor_limit(rights: Privileges) {
     let limit = getrlimit(Resource::Nofile).maximum;
     if let Some(limit) = limit.filter(|limit| *limit < DESCRIPTORS_MIN)
-        && !(rights.has_real_rights() && rights.has(CapabilitySet::SYS_RESOURCE))
+        && !rights.may_raise_limits()
     {
         tracing::warn!(
             "the hard limit of open files is {limit}: with less than {DESCRIPTORS_MIN}, the job may not be resumed here. Raise it (`ulimit -Hn`, systemd: LimitNOFILE=)"

@@ -84,6 +84,12 @@ impl Privileges {
         self.is_initial && self.has(CapabilitySet::SYS_ADMIN)
     }
 
+    /// Whether limits can be set above the hard limits of this process.
+    #[must_use]
+    pub fn may_raise_limits(self) -> bool {
+        self.has_real_rights() && self.has(CapabilitySet::SYS_RESOURCE)
+    }
+
     /// Whether the user ID is 0 in the user namespace.
     #[must_use]
     pub fn is_root(self) -> bool {

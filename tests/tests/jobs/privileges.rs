@@ -196,7 +196,7 @@ fn logs_that_root_has_opened_for_the_user_go_on() {
     for _ in 0..2 {
         assert!(user.command(NOTHING, &["checkpoint"]).status().unwrap().success(), "{}", job.said());
     }
-    // The user may not mount a file system in memory. That is told once.
+    // The user may not mount a tmpfs. The warning is logged once.
     assert_eq!(job.said().matches("cannot be staged in memory").count(), 1, "{}", job.said());
     let saved_at = user.steps().lines().count();
     user.until_steps(&mut job, saved_at + 5);
