@@ -22,8 +22,8 @@ pub type ProgressFn<'a> = &'a (dyn Fn(u64) + Sync);
 /// A snapshot exists as soon as its [`SnapshotWriter::commit`] returns. An uncommitted snapshot is invisible, and
 /// [`Store::sweep`] removes it.
 pub trait Store: Debug + Send + Sync {
-    /// Begins the snapshot `id`. `needed_bytes` is an upper estimate of its size; the free space is checked before
-    /// anything is written.
+    /// Begins the snapshot `id`. `needed_bytes` is an upper estimate of its size, of which the store may have most already:
+    /// nothing is written if the free space is certain to be short.
     ///
     /// # Errors
     /// [`SaveError::NoSpace`] if the snapshot does not fit, [`SaveError::Io`] if a step fails.

@@ -4,13 +4,16 @@ mod common;
 
 use ckpt_snapshot::chunk::{CHUNK_BYTES, ChunkId};
 use ckpt_snapshot::codec::{Codec, Compression};
+use ckpt_snapshot::medium::DirMedium;
+use ckpt_snapshot::packed::{Limits, PackStore};
 use ckpt_snapshot::*;
 use common::{assert_holds, bytes_of, manifest, noise, packed, packed_with, path, save};
 use std::fs;
 use std::io;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 #[test]
 fn a_committed_snapshot_reads_back() {
@@ -359,7 +362,7 @@ fn room_is_checked_ahead_by_what_the_last_one_brought() {
     let store = packed(dir.path());
     let error = store.begin(&manifest(1).id, 1 << 60).err().unwrap();
     assert!(matches!(error, SaveError::NoSpace { .. }), "{error}");
-    assert!(error.to_string().contains("needs about"), "{error}");
+    assert!(error.to_string().contains("needs at least"), "{error}");
     // A sparse job of which next to nothing has to be stored.
     struct Sparse;
     impl Source for Sparse {
@@ -378,4 +381,50 @@ fn room_is_checked_ahead_by_what_the_last_one_brought() {
     writer.commit(manifest(1)).unwrap();
     store.begin(&manifest(2).id, 1 << 36).unwrap();
     store.begin(&manifest(2).id, 1 << 60).err().unwrap();
+}
+
+/// The store of a directory, with so much free space.
+fn with_room(dir: &Path, free_bytes: &Arc<AtomicU64>, limits: Limits) -> PackStore {
+    let free_bytes = Arc::clone(free_bytes);
+    let medium =
+        DirMedium::new(dir.to_path_buf()).with_free_bytes(move || Ok(free_bytes.load(Ordering::Relaxed)));
+    PackStore::new(Arc::new(medium), Codec::default(), limits)
+}
+
+#[test]
+fn a_first_snapshot_does_not_say_what_the_next_one_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let free_bytes = Arc::new(AtomicU64::new(1 << 40));
+    let mut content = noise(1, 8 * CHUNK_BYTES);
+    let store = with_room(dir.path(), &free_bytes, Limits::default());
+    save(&store, 1, &[("a", &content)]).unwrap();
+    free_bytes.store(2 * CHUNK_BYTES as u64, Ordering::Relaxed);
+    content[17] ^= 1;
+    let cautious = with_room(dir.path(), &free_bytes, Limits { needs_room: true, ..Limits::default() });
+    let refused = save(&cautious, 2, &[("a", &content)]);
+    assert!(matches!(refused, Err(SaveError::NoSpace { .. })), "{refused:?}");
+    let saved = save(&store, 2, &[("a", &content)]).unwrap();
+    assert_eq!(saved.stored_bytes, Some(CHUNK_BYTES as u64));
+    // Now it is known what a snapshot adds.
+    free_bytes.store(CHUNK_BYTES as u64, Ordering::Relaxed);
+    let id = manifest(3).id;
+    assert!(matches!(store.begin(&id, content.len() as u64).err(), Some(SaveError::NoSpace { .. })));
+}
+
+/// The file system may be that of the job's own files.
+#[test]
+fn a_snapshot_ends_before_the_disk_is_full() {
+    let dir = tempfile::tempdir().unwrap();
+    let free_bytes = Arc::new(AtomicU64::new(1 << 40));
+    let store = with_room(dir.path(), &free_bytes, Limits::default());
+    let content = noise(1, 16 * CHUNK_BYTES);
+    let mut writer = store.begin(&manifest(1).id, content.len() as u64).unwrap();
+    free_bytes.store(100, Ordering::Relaxed);
+    let failed = writer.put(&[Input { path: path("a"), from: &content }], &|_| {});
+    let Err(SaveError::NoSpace { needed_bytes, available_bytes: 100, .. }) = failed else {
+        panic!("{failed:?}");
+    };
+    assert!(needed_bytes > content.len() as u64, "{needed_bytes}");
+    drop(writer);
+    assert_eq!(bytes_of(dir.path(), ".pack").unwrap(), 0, "what was written is taken back");
 }

@@ -75,7 +75,8 @@ pub fn open_at(
 ) -> Result<Arc<Tiers>> {
     let mut tiers = Vec::new();
     if let Some(memory) = memory {
-        let memory = on_medium(options, dir, Arc::new(memory), Limits::default());
+        let limits = Limits { needs_room: true, ..Limits::default() };
+        let memory = on_medium(options, dir, Arc::new(memory), limits);
         tiers.push(Tier::new(MEMORY, Box::new(memory), true));
     }
     if dir.records_medium().is_some() {

@@ -53,6 +53,9 @@ pub struct Limits {
     pub gap_bytes: u64,
     /// A pack is finished when it has reached this length (bytes).
     pub pack_bytes: u64,
+    /// A snapshot begins only if there is room for twice of what the last one has added. Otherwise it begins, and fails
+    /// when the room turns out to be short. For media of which others must not be deprived: memory.
+    pub needs_room: bool,
     /// Keeps the durable packs of a failed or interrupted save, so that a retry need not write them again.
     /// [`Store::reclaim`] removes them if no snapshot uses them. For media with slow writes.
     pub keeps_unfinished: bool,
@@ -72,6 +75,7 @@ impl Default for Limits {
             // More would wait for memory.
             loaders: cores.clamp(2, 16),
             pack_bytes: PACK_MAX_BYTES,
+            needs_room: false,
             keeps_unfinished: false,
             shared: None,
             gap_bytes: 64 << 10,

@@ -15,8 +15,11 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Free space required beyond the estimate: an eighth of it, and at least this (bytes).
+/// Room that a snapshot leaves free: a 64th of its size, within these limits (bytes).
 const SPARE_MIN_BYTES: u64 = 1 << 20;
+const SPARE_MAX_BYTES: u64 = 256 << 20;
+/// The free space is looked at whenever so many bytes more are stored.
+const ROOM_EVERY_BYTES: u64 = 16 << 20;
 
 /// A snapshot that is being written.
 pub struct Saving<'a> {
@@ -34,7 +37,10 @@ pub struct Saving<'a> {
 /// The state that the threads share.
 struct Common<'a> {
     store: &'a PackStore,
+    /// At least so much room was free when the snapshot began (bytes).
     needed_bytes: u64,
+    /// The snapshot leaves so much room to others (bytes).
+    spare_bytes: u64,
     /// Packs that somebody is about to delete: their chunks are stored anew.
     leaving: HashSet<PackId>,
     /// Chunks that this snapshot has added.
@@ -59,8 +65,8 @@ impl<'a> Saving<'a> {
                 HashSet::new()
             }
         };
-        let wanted_bytes = needed_bytes.min(expected_bytes(store, needed_bytes)?);
-        let wanted_bytes = wanted_bytes + (wanted_bytes / 8).max(SPARE_MIN_BYTES);
+        let spare_bytes = (needed_bytes / 64).clamp(SPARE_MIN_BYTES, SPARE_MAX_BYTES);
+        let wanted_bytes = expected_bytes(store, needed_bytes)?.saturating_add(spare_bytes);
         let failed = store.failed("get the free space for", &sealed::name(id));
         if let Some(available_bytes) = store.medium.free_bytes().map_err(failed)?
             && available_bytes < wanted_bytes
@@ -71,6 +77,7 @@ impl<'a> Saving<'a> {
         let common = Common {
             store,
             needed_bytes: wanted_bytes,
+            spare_bytes,
             leaving,
             new_chunks: Mutex::default(),
             stored_bytes: AtomicU64::new(0),
@@ -92,7 +99,9 @@ impl Common<'_> {
     /// Names the failed step. A full disk becomes [`SaveError::NoSpace`].
     fn failed(&self, step: &'static str, name: &RelPath) -> impl FnOnce(io::Error) -> SaveError + use<> {
         let path = self.store.address(name);
-        let (needed_bytes, medium) = (self.needed_bytes, self.store.medium.clone());
+        let stored_bytes = self.stored_bytes.load(Ordering::Relaxed);
+        let needed_bytes = self.needed_bytes.max(stored_bytes.saturating_add(self.spare_bytes));
+        let medium = self.store.medium.clone();
         move |source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 let available_bytes = medium.free_bytes().ok().flatten().unwrap_or(0);
@@ -152,10 +161,23 @@ impl Common<'_> {
         let id = codec.id(content);
         if self.claim(id)? {
             let stored_bytes = packer.keep(id, length, codec);
-            self.stored_bytes.fetch_add(stored_bytes, Ordering::Relaxed);
+            let before = self.stored_bytes.fetch_add(stored_bytes, Ordering::Relaxed);
+            if before / ROOM_EVERY_BYTES != (before + stored_bytes) / ROOM_EVERY_BYTES {
+                self.check_room()?;
+            }
             self.changed_bytes.fetch_add(task.end - task.begin, Ordering::Relaxed);
         }
         Ok(chunk(id))
+    }
+
+    /// Ends the snapshot before it takes the room that the job itself may need.
+    fn check_room(&self) -> Result<(), SaveError> {
+        let failed = self.failed("get the free space for", &packs_dir());
+        let free_bytes = self.store.medium.free_bytes();
+        if free_bytes.is_ok_and(|bytes| bytes.is_some_and(|bytes| bytes < self.spare_bytes)) {
+            return Err(failed(io::ErrorKind::StorageFull.into()));
+        }
+        Ok(())
     }
 
     /// Makes a pack durable and returns its index. With `keeps_unfinished`, writes the index immediately and returns
@@ -368,14 +390,20 @@ impl Drop for Saving<'_> {
     }
 }
 
-/// Estimates how many bytes a snapshot of `needed_bytes` will add, from the newest snapshot; `needed_bytes` if there is
-/// none.
+/// Estimates how many bytes a snapshot of `needed_bytes` will add at least: what the job has grown by, and the least that
+/// one of the newest two snapshots has added. The first snapshot of a store, which has added everything, says nothing of
+/// the next one. With [`Limits::needs_room`] it is an upper estimate.
 fn expected_bytes(store: &PackStore, needed_bytes: u64) -> Result<u64, SaveError> {
-    let Some(newest) = store.ids()?.pop() else { return Ok(needed_bytes) };
-    let Ok(newest) = store.manifest(&newest) else { return Ok(needed_bytes) };
-    let Some(stored_bytes) = newest.stored_bytes else { return Ok(needed_bytes) };
+    let manifests: Vec<_> =
+        store.ids()?.iter().rev().take(2).map_while(|id| store.manifest(id).ok()).collect();
+    let Some(newest) = manifests.first() else { return Ok(needed_bytes) };
     let more_bytes = needed_bytes.saturating_sub(newest.data_bytes());
-    Ok(stored_bytes.saturating_mul(2).saturating_add(more_bytes))
+    let added_bytes = if store.limits.needs_room {
+        newest.stored_bytes.map(|bytes| bytes.saturating_mul(2).saturating_add(bytes / 4))
+    } else {
+        manifests.get(1).and_then(|older| older.stored_bytes.min(newest.stored_bytes)).or(Some(0))
+    };
+    Ok(added_bytes.map_or(needed_bytes, |bytes| bytes.saturating_add(more_bytes).min(needed_bytes)))
 }
 
 /// One chunk to store.

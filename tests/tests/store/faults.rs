@@ -251,7 +251,7 @@ fn io_errors_at_every_write_leave_the_job_alone() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{what}: {said}");
         if action == "enospc" {
-            assert!(said.contains("no room") && said.contains("may need up to"), "{what}: {said}");
+            assert!(said.contains("no room") && said.contains("needs at least"), "{what}: {said}");
         }
         assert_eq!(sandbox.snapshots(), [id.as_str()], "{what}");
         let newer = job.checkpoint(&sandbox);
