@@ -12,7 +12,9 @@ use crate::observe::control_server::{all_sockets, socket_path};
 use crate::report::failure::{is_closed_output, with_remedy};
 use crate::store::root::Root;
 use crate::store::tiers::{self, REMOTE};
-use crate::sys::deadline::{CALL_TIMEOUT, LAUNCHER_END_TIMEOUT, START_POLL_INTERVAL, START_WAIT_LIMIT};
+use crate::sys::deadline::{
+    CALL_TIMEOUT, LAUNCHER_END_TIMEOUT, START_POLL_INTERVAL, START_WAIT_LIMIT, STOPPED_AFTER,
+};
 use crate::sys::error::{EXIT_NEGATIVE, EXIT_PREEMPTED, bad_input};
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,6 +23,10 @@ use ckpt_protocol::control::{
 };
 use ckpt_protocol::frame;
 use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, Listed, ReadError, Store, Tiers};
+use procfs_core::FromRead as _;
+use procfs_core::process::Stat;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::retry_on_intr;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -145,10 +151,28 @@ fn has_launcher_here(job: &JobDir) -> bool {
     owner.is_ok_and(|owner| owner == rustix::process::geteuid().as_raw())
 }
 
+/// Says that the launcher is stopped, if it is, and sends nothing within [`STOPPED_AFTER`].
+fn tell_if_stopped(job: &JobDir, launcher: &UnixStream) -> Result<()> {
+    let timeout = Timespec::try_from(STOPPED_AFTER)?;
+    let mut answer = [PollFd::new(launcher, PollFlags::IN)];
+    if retry_on_intr(|| rustix::event::poll(&mut answer, Some(&timeout)))? > 0 {
+        return Ok(());
+    }
+    let Some(pid) = job.launcher_here() else { return Ok(()) };
+    if Stat::from_file(format!("/proc/{pid}/stat")).is_ok_and(|stat| matches!(stat.state, 'T' | 't')) {
+        tracing::warn!(
+            "the launcher of the job {} is stopped: waiting until `kill -CONT {pid}` lets it go on",
+            job.key()
+        );
+    }
+    Ok(())
+}
+
 /// Sends a request that takes a snapshot, shows its progress, and returns the reply.
 fn call_for_snapshot(job: &JobDir, request: Request) -> Result<Reply> {
     let mut stream = connect_once_it_runs(job)?;
     frame::write(&mut stream, &Call { version: CONTROL_VERSION, request })?;
+    tell_if_stopped(job, &stream)?;
     let bar = Bar::new("saving", 0);
     loop {
         match frame::read(&mut stream).context("the launcher closed the connection")? {

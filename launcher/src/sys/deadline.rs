@@ -224,6 +224,8 @@ pub const NOTIFY_LAST_TIMEOUT: Duration = Duration::from_secs(5);
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// A caller that sends nothing for this long is disconnected.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// A launcher that sends nothing for this long may be stopped.
+pub const STOPPED_AFTER: Duration = Duration::from_secs(1);
 /// Time for answers under way to be sent when the launcher ends.
 pub const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for one scrape to ask, and again to read its answer. Connections are served one after the other.

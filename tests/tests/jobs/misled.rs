@@ -284,7 +284,10 @@ fn a_launcher_that_does_not_answer_is_named() {
             .map(|arguments| scope.spawn(move || sandbox.call(arguments)))
             .map(|call| call.join().unwrap())
     });
+    let mut asking = sandbox.start_command("asking", sandbox.command(["checkpoint"]));
+    asking.until("a word", || sandbox.read("asking.err").contains("is stopped: waiting").then_some(()));
     job.signal(Signal::CONT);
+    assert_eq!(asking.wait(), 0, "{}", asking.said());
     is_answered(status, 0, "launcher         does not answer");
     is_answered(listed, 0, &id);
     is_answered(running, 0, "does not answer: it is stopped");
