@@ -5,7 +5,7 @@
 //! docs/format.md specifies the bytes.
 
 use crate::chunk::{CHUNK_BYTES, ChunkId};
-use crate::codec::{Codec, Encoding};
+use crate::codec::{Codec, Encoding, NO_KEY};
 pub use crate::format::{FormatError, PackId};
 pub(crate) use crate::format::{packs_dir, u32_at, u64_at};
 use crate::medium::ObjectReader;
@@ -206,7 +206,7 @@ pub(crate) fn check_key(found: u64, codec: &Codec) -> Result<(), FormatError> {
     match (found, codec.key_number()) {
         (found, known) if found == known => Ok(()),
         (0, _) => Err(FormatError::Key("it is not encrypted, but a key was given (--encrypt-key-file)")),
-        (_, 0) => Err(FormatError::Key("it is encrypted: give the key with --encrypt-key-file")),
+        (_, 0) => Err(FormatError::Key(NO_KEY)),
         _ => {
             Err(FormatError::Key("it is encrypted with another key than the one given (--encrypt-key-file)"))
         }

@@ -4,8 +4,8 @@
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
 use crate::cli::values::{
-    Resolved, count, duration, hang_timeout, listen_address, named, optional, or_off, parsed, positive,
-    preempting_signals, rate, share, size,
+    Origin, Resolved, count, duration, hang_timeout, listen_address, named, optional, or_off, parsed,
+    positive, preempting_signals, rate, share, size,
 };
 use crate::cluster::{ClusterKey, Coordinator};
 use crate::files::rules::FileRules;
@@ -106,6 +106,12 @@ pub const SETTINGS: &[Setting] = &[
         long_help: "The name of the job in the store. Without a name, the same command line in the same working directory is the same job. With a name, only the name counts: a changed command line still resumes.",
         set: |config, option| {
             let name = Some(option.value.as_str()).filter(|name| !name.is_empty());
+            // A variable of a script that is not set: another job would begin without a word.
+            if name.is_none() && option.origin == Origin::Flag {
+                return Err(bad_input(anyhow!(
+                    "the name of a job is empty; leave --job out for the default"
+                )));
+            }
             config.job = name.map(JobKey::named).transpose().map_err(bad_input)?;
             Ok(())
         },
@@ -613,7 +619,8 @@ impl Setting {
             .help(format!("{}{default}", self.help))
             .long_help(format!("{}\n{default} [variable: {variable}]", self.long_help));
         match self.value {
-            Some(value) => arg.value_name(value).action(ArgAction::Set),
+            // A negative number is refused as a value, not as an unknown option.
+            Some(value) => arg.value_name(value).allow_negative_numbers(true).action(ArgAction::Set),
             None => arg.action(ArgAction::Count),
         }
     }

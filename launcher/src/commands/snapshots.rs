@@ -43,6 +43,8 @@ struct Row {
     tags: Vec<String>,
     pinned: bool,
     tiers: Vec<String>,
+    #[serde(skip)]
+    is_readable: bool,
 }
 
 /// Adds the snapshots in the memory of the job's launcher.
@@ -65,6 +67,7 @@ fn add_held(rows: &mut Vec<Row>, job: &JobDir, held: Vec<Held>) {
             tags: Vec::new(),
             pinned: false,
             tiers: vec![MEMORY.to_owned()],
+            is_readable: true,
         });
     }
 }
@@ -94,6 +97,7 @@ impl Row {
             tags: mark.map_or_else(Vec::new, |mark| mark.tags.iter().cloned().collect()),
             pinned: mark.is_some_and(|mark| mark.pinned),
             tiers: placed.tiers.iter().map(|place| place.tier.clone()).collect(),
+            is_readable: manifest.is_some(),
         }
     }
 }
@@ -134,6 +138,7 @@ pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
         Ok(of_job)
     })?;
     let rows: Vec<_> = rows.into_iter().flatten().collect();
+    let code = if rows.iter().all(|row| row.is_readable) { code } else { EXIT_NEGATIVE };
     if json {
         print::json(&rows)?;
         return Ok(code);
@@ -176,6 +181,10 @@ pub fn find_to_change(config: &Config, text: &str) -> Result<(JobDir, SnapshotId
 }
 
 fn find_in(config: &Config, root: &Root, text: &str) -> Result<(JobDir, SnapshotId)> {
+    // A variable of a script that is not set.
+    if text.is_empty() {
+        bail!(bad_input(anyhow!("the ID of the snapshot is empty; `ckpt-run ls` lists the snapshots")));
+    }
     let (found, left_out) =
         each(&jobs(config, root, None)?, |job| {
             match (&*tiers::open(&config.store, job)? as &dyn Store).find(text) {

@@ -271,6 +271,21 @@ fn the_last_snapshot_to_resume_from_is_kept_and_named() {
     assert!(told.contains("run the same command again: it starts from the beginning"), "{told}");
 }
 
+/// Most come from variables of a script that are not set.
+#[test]
+fn values_that_are_empty_or_negative_are_refused() {
+    let (sandbox, mut job) = prepared();
+    job.kill_everything();
+    for (arguments, why) in [
+        (&["--job", "", "--", "true"][..], "the name of a job is empty"),
+        (&["ls", "--job", ""], "the name of a job is empty"),
+        (&["prune", "--keep", "-3"], "\"-3\" (command line): this must be a number from 1"),
+        (&["verify", ""], "the ID of the snapshot is empty"),
+    ] {
+        is_answered(sandbox.call(arguments), 2, why);
+    }
+}
+
 /// A launcher that is stopped, or that waits for a disk, does not keep commands waiting.
 #[test]
 fn a_launcher_that_does_not_answer_is_named() {

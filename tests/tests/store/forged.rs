@@ -365,6 +365,9 @@ fn without_the_key_nothing_of_an_encrypted_job_is_changed() {
         assert!(said.contains("--encrypt-key-file"), "{command:?}: {said}");
     }
     assert_eq!(fs::read_dir(victim.join("manifests")).unwrap().count(), 2);
+    let output = jobs.sandbox.call(["--job", "victim", "ls"]);
+    let listed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.code() == Some(1) && listed.contains("give the key"), "{listed}");
     let said = jobs.end("victim");
     assert!(said.contains(&format!("resumed from snapshot {}", ids[1])), "{said}");
 }

@@ -381,7 +381,7 @@ impl JobSession<'_> {
             // A job that has succeeded needs no snapshot.
             self.checkpoints.cancel();
         } else if self.pending_checkpoints > 0 && self.ending.is_none() {
-            tracing::info!("the job has ended with {code}; its last snapshot is still being stored");
+            tracing::info!("the job has ended with {code}; a checkpoint of it is not finished yet");
         }
     }
 
