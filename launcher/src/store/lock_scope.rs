@@ -16,7 +16,7 @@ pub fn is_one_machine_only(dir: &Path) -> bool {
 }
 
 /// The mount with this path: the last of those on the longest mount point.
-fn mount_of<'a>(mounts: &'a [MountInfo], dir: &Path) -> Option<&'a MountInfo> {
+pub(super) fn mount_of<'a>(mounts: &'a [MountInfo], dir: &Path) -> Option<&'a MountInfo> {
     let above = mounts.iter().filter(|mount| dir.starts_with(&mount.mount_point));
     above.max_by_key(|mount| mount.mount_point.components().count())
 }

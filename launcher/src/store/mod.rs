@@ -3,6 +3,7 @@
 pub mod answer;
 pub mod lock_scope;
 pub mod marks;
+pub mod mounted;
 pub mod options;
 pub mod root;
 pub mod tiers;

@@ -1,9 +1,10 @@
 //! The options that say where and how a job's snapshots are stored.
 
+use crate::store::mounted;
 use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
 use crate::sys::error::bad_input;
 use crate::sys::trust::Trust;
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use ckpt_object_medium::{Pace, PausePolicy, StoreUrl};
 use ckpt_snapshot::JobDir;
 use ckpt_snapshot::codec::{Compression, Key};
@@ -73,10 +74,44 @@ impl StoreOptions {
         url.directory().map_or(Ok(()), |dir| self.trust.check_store(&dir).map_err(bad_input))
     }
 
+    /// The directory of the store, if it is one.
+    fn directory(&self) -> Option<PathBuf> {
+        self.url.as_ref().map_or_else(|| Some(self.dir.clone()), StoreUrl::directory)
+    }
+
+    /// Checks that a store which was used before is not below the mount point of a file system that is not mounted.
+    ///
+    /// # Errors
+    /// Bad input: the store is not there.
+    pub fn check_mounted(&self) -> Result<()> {
+        let missing = self.directory().and_then(|dir| Some((mounted::missing(&dir)?, dir)));
+        missing.map_or(Ok(()), |(point, dir)| {
+            Err(bad_input(anyhow!(
+                "the store {} is not there, and nothing is mounted at {}, where it was: mount it again. To start from the beginning with a new store there: --resume never",
+                dir.display(),
+                point.display()
+            )))
+        })
+    }
+
+    /// Remembers for [`Self::check_mounted`] where the directories are mounted.
+    pub fn remember_mounts(&self) {
+        let of_uploads = self.upload.as_ref().and_then(StoreUrl::directory);
+        self.directory().iter().chain(&of_uploads).for_each(|dir| mounted::remember(dir));
+    }
+
     /// Creates the directories that addresses name, so that nobody else does. Who uses one that cannot be created says so.
     pub fn create_addresses(&self) {
         let addresses = [&self.url, &self.upload].into_iter().flatten();
         for dir in addresses.filter_map(StoreUrl::directory) {
+            if let Some(point) = mounted::missing(&dir) {
+                tracing::warn!(
+                    "nothing is mounted at {}, where the directory {} was: snapshots are uploaded once it is there again",
+                    point.display(),
+                    dir.display()
+                );
+                continue;
+            }
             if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(&dir) {
                 tracing::debug!("cannot create {}: {error}", dir.display());
             }

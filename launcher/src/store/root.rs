@@ -38,11 +38,11 @@ impl Root {
             return Self::at(options, url, Options { retry, ..Options::default() });
         }
         let local = trusted(options, StoreRoot::open)?.map_err(|error| match error {
-            OpenError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => bad_input(anyhow!(
+            OpenError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => options.check_mounted().err().unwrap_or_else(|| bad_input(anyhow!(
                 "there is no store at {}: name the job's store with --store, or run this command in the directory in which the job was started{}",
                 options.dir.display(),
                 options.upload.as_ref().map(|url| format!(". What was uploaded: --store {url}")).unwrap_or_default()
-            )),
+            ))),
             other => other.into(),
         })?;
         Ok(Self { key: options.key.clone(), local, remote: None })

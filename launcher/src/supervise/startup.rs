@@ -88,16 +88,8 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         None => key,
     };
     let pace = config.store.pace();
-    // A run that has to resume needs an existing store: a new one would only hide a mistyped path.
     let answers = AnswerWatch::start(&config.store, end_without_answer);
-    let root = answers.during("it was being opened", || {
-        faults::hit("store-open")?;
-        let is_here_only = config.store.url.is_none() && config.store.upload.is_none();
-        if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && is_here_only {
-            Root::open(&config.store)?;
-        }
-        Root::open_or_create(&config.store, &pace)
-    })?;
+    let root = answers.during("it was being opened", || open_root(config, &pace))?;
     let dir = root.job(&key);
     let on_wait = |pid: &str| {
         tracing::info!("job {key}: waiting for `ckpt-run prune` or `ckpt-run rm` to end (process {pid})");
@@ -124,6 +116,22 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         staged_bytes,
         lock: Arc::new(Mutex::new(lock)),
     })
+}
+
+/// Opens the store, or makes a new one.
+fn open_root(config: &Config, pace: &Arc<Pace>) -> Result<Root> {
+    faults::hit("store-open")?;
+    if config.resume != Resume::Never {
+        config.store.check_mounted()?;
+    }
+    // A run that has to resume needs an existing store: a new one would only hide a mistyped path.
+    let is_here_only = config.store.url.is_none() && config.store.upload.is_none();
+    if matches!(config.resume, Resume::Required | Resume::Snapshot(_)) && is_here_only {
+        Root::open(&config.store)?;
+    }
+    let root = Root::open_or_create(&config.store, pace)?;
+    config.store.remember_mounts();
+    Ok(root)
 }
 
 /// Decides where the job starts (`resume`), and writes this launcher's name into the job's record. Also returns the snapshots to

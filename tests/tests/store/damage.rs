@@ -180,6 +180,32 @@ fn a_full_disk_leaves_the_job_and_the_older_snapshot_alone() {
     drop(disk);
 }
 
+#[test]
+fn a_store_that_is_not_mounted_is_not_begun_anew() {
+    let mut sandbox = Sandbox::new();
+    let disk_path = sandbox.path().join("disk");
+    let disk = SmallDisk::mount(&disk_path, 64);
+    sandbox.store = disk_path.join("store");
+    let mut job = start(&sandbox, "first", &[]);
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    drop(disk);
+    let uploads = format!("file://{}", disk_path.join("store").display());
+    for arguments in [&["--", "true"][..], &["--store", &uploads, "--", "true"], &["ls"]] {
+        let (code, said) = code_and_errors(&sandbox, arguments);
+        assert!(
+            code == 2 && said.contains("nothing is mounted at") && said.contains("--resume never"),
+            "{said}"
+        );
+    }
+    assert_eq!(fs::read_dir(&disk_path).unwrap().count(), 0, "nothing is made there");
+    sandbox.ok(["--resume", "never", "--", "true"]);
+    assert!(sandbox.store.exists());
+    // A store that is there is not looked for on another file system.
+    sandbox.ok(["--", "true"]);
+}
+
 /// The disk is full when the job ends: ckpt-run still returns its exit code.
 #[test]
 fn a_full_disk_at_the_end_does_not_change_the_result() {
