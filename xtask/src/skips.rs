@@ -99,6 +99,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_job_on_four_nodes_is_preempted_requeued_and_refused_with_another_node", FULL),
     ("a_part_that_fails_is_restarted_on_all_nodes", FULL),
     ("a_part_that_fails_too_often_ends_the_job", FULL),
+    ("an_older_snapshot_is_resumed_on_all_nodes", FULL),
     ("a_run_that_does_not_begin_on_all_nodes_leaves_the_one_before", FULL),
     ("another_machine_takes_the_node_of_one_that_is_lost", FULL),
     ("connections_beside_the_network_of_a_job_are_named", FULL),

@@ -427,6 +427,7 @@ mod tests {
             addresses: BTreeSet::new(),
             network_range: None,
             is_anew: false,
+            wanted: None,
             parts: Vec::new(),
         }
     }

@@ -15,7 +15,7 @@ use crate::sys::deadline::{
 use crate::sys::error::{BadInput, bad_input};
 use crate::sys::host;
 use anyhow::{Context, Result, anyhow, bail};
-use ckpt_cluster::{AttemptId, NodeId, Settings};
+use ckpt_cluster::{AttemptId, NodeId, PartRecord, Settings};
 use ckpt_snapshot::JobDir;
 use crossbeam_channel::unbounded;
 use ipnet::Ipv4Net;
@@ -41,12 +41,22 @@ pub struct Member {
     pub ports: BTreeSet<u16>,
     /// Whether the job starts from the beginning (`--resume never`).
     pub is_anew: bool,
+    /// The snapshot that is to be resumed (`--resume ID`), as it was named. At node 0, with its part.
+    pub wanted: Option<Wanted>,
     /// Whether it must not (`--resume required`).
     pub has_to_resume: bool,
     /// Time for the last snapshot of a job that is stopped.
     pub grace: Duration,
     /// With `--network job`: the addresses from which those of the job are chosen.
     pub network_range: Option<Ipv4Net>,
+}
+
+/// See [`Member::wanted`].
+pub struct Wanted {
+    /// As it was named.
+    pub text: String,
+    /// The part of node 0, which says which snapshot it is.
+    pub part: Option<HeldPart>,
 }
 
 /// Waits until all nodes are there, and starts the thread that talks to them.
@@ -69,6 +79,7 @@ impl Member {
             addresses: diag::addresses().unwrap_or_default(),
             network_range: self.network_range,
             is_anew: self.is_anew,
+            wanted: self.wanted.as_ref().map(|wanted| wanted.text.clone()),
             parts: self.parts.clone(),
         }
     }
@@ -95,12 +106,7 @@ fn gather(member: Member) -> Result<Cluster> {
     })?;
     let own = member.join();
     let joined = await_all(&own, at, (&inputs, &inbox));
-    let opened = || -> Result<_> {
-        let log = LogFiles::open(&member.job, member.is_anew)
-            .context("the log of the job's nodes cannot be opened")?;
-        Ok((welcome(&member, &log, &own, &joined)?, log))
-    };
-    let (Chosen { welcome, excluded, usable }, log) = match opened() {
+    let (Chosen { welcome, excluded, usable }, log) = match open_log(&member, &own, &joined) {
         Ok(opened) => opened,
         Err(error) => {
             let why = format!("{error:#}");
@@ -138,6 +144,19 @@ fn gather(member: Member) -> Result<Cluster> {
     };
     let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
     cluster.with_network(|welcome, is_over| job_network((&member.coordinator, &own), welcome, local, is_over))
+}
+
+/// The log, and what it says to the nodes that have joined.
+fn open_log(member: &Member, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<(Chosen, LogFiles)> {
+    let job = &member.job;
+    let newest = if member.wanted.is_some() { LogFiles::newest(job).transpose() } else { None };
+    let log = newest.unwrap_or_else(|| LogFiles::open(job, member.is_anew));
+    let log = log.context("the log of the job's nodes cannot be opened")?;
+    let chosen = welcome(member, &log, own, joined)?;
+    if member.wanted.is_some() {
+        log.set_incomplete().context("the log of the job's nodes cannot be written")?;
+    }
+    Ok((chosen, log))
 }
 
 /// Waits until all other nodes have joined.
@@ -203,7 +222,10 @@ struct Chosen {
 
 fn welcome(member: &Member, log: &LogFiles, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<Chosen> {
     let all: Vec<_> = std::iter::once(own).chain(joined.values().map(|one| &one.join)).collect();
-    let mut chosen = to_resume(log, &all, member.has_to_resume)?;
+    let mut chosen = match &member.wanted {
+        Some(Wanted { text, part: Some(part) }) => only(log, &all, (text, part))?,
+        _ => to_resume(log, &all, member.has_to_resume)?,
+    };
     if let Some(range) = member.network_range {
         let machines = joined.values().map(|one| (&one.join, one.machines.0));
         // The address of the first one is not used.
@@ -275,7 +297,8 @@ fn mismatch(own: &Join, join: &Join) -> Option<String> {
     if join.network_range != own.network_range {
         return Some("--network or --network-range differs from that of node 0".to_owned());
     }
-    (join.is_anew != own.is_anew).then(|| "--resume differs from that of node 0".to_owned())
+    (join.is_anew != own.is_anew || join.wanted != own.wanted)
+        .then(|| "--resume differs from that of node 0".to_owned())
 }
 
 /// See [`choose`]. With `--resume required`, no snapshot is an error.
@@ -287,26 +310,69 @@ fn to_resume(log: &LogFiles, all: &[&Join], is_required: bool) -> Result<Chosen>
     Ok(chosen)
 }
 
-/// What the nodes have to know of the log, and which of its snapshots cannot be resumed, since nodes lack their parts.
+/// The same with one snapshot only (`--resume ID`), of which node 0 has this part.
+fn only(log: &LogFiles, all: &[&Join], (text, part): (&str, &HeldPart)) -> Result<Chosen> {
+    if part.log != log.name() {
+        bail!(bad_input(anyhow!(
+            "the snapshot {text} is of an earlier run of the job; only those of its newest run can be resumed on several nodes"
+        )));
+    }
+    let content = log.log().context("the log of the job's nodes cannot be read")?;
+    let all_snapshots = || content.snapshots().map(|(attempt, _)| attempt);
+    let Some((_, parts)) = content.snapshots().find(|(attempt, _)| *attempt == part.attempt) else {
+        bail!(bad_input(anyhow!(
+            "the snapshot {text} is not one of all nodes: there is no global manifest of it"
+        )));
+    };
+    let lacking = lacking(log, all, part.attempt, parts);
+    if !lacking.is_empty() {
+        bail!(bad_input(anyhow!(
+            "the snapshot {text} is not complete: it lacks the part of node {}",
+            lacking.join(", ")
+        )));
+    }
+    let excluded = all_snapshots().filter(|attempt| *attempt != part.attempt).collect();
+    Ok(Chosen { welcome: told(log, all, all_snapshots().collect()), excluded, usable: 1 })
+}
+
+/// What all nodes are told of these snapshots, which have global manifests. A long run has more than a message holds: those
+/// whose parts are gone concern nobody.
+fn told(log: &LogFiles, all: &[&Join], mut committed: Vec<AttemptId>) -> Welcome {
+    let held: BTreeSet<_> = all.iter().flat_map(|join| join.parts.iter().map(|part| part.attempt)).collect();
+    committed.retain(|attempt| held.contains(attempt));
+    Welcome { log: log.name().to_owned(), committed, network: None }
+}
+
+/// The nodes that lack their part of a snapshot with these parts.
+fn lacking(log: &LogFiles, all: &[&Join], attempt: AttemptId, parts: &[PartRecord]) -> Vec<String> {
+    let has = |join: &Join| {
+        let hash = parts.get(join.rank as usize).map(|part| &part.hash);
+        let is_it =
+            |part: &HeldPart| part.log == log.name() && part.attempt == attempt && Some(&part.hash) == hash;
+        join.parts.iter().any(is_it)
+    };
+    let mut lacking: Vec<_> =
+        all.iter().filter(|join| !has(join)).map(|join| join.rank.to_string()).collect();
+    // Of more nodes than there are.
+    lacking.extend((all.len()..parts.len()).map(|rank| rank.to_string()));
+    lacking
+}
+
+/// What the nodes have to know of the log, and which of its snapshots cannot be resumed: nodes lack their parts, or have been
+/// resumed from an older one.
 fn choose(log: &LogFiles, all: &[&Join]) -> Result<Chosen> {
     let content = log.log().context("the log of the job's nodes cannot be read")?;
-    let lacking = |attempt: AttemptId, hashes: Vec<&str>| {
-        let has = |(join, hash): (&&Join, &&str)| {
-            let is_it =
-                |part: &HeldPart| part.log == log.name() && part.attempt == attempt && part.hash == *hash;
-            join.parts.iter().any(is_it)
-        };
-        let lacking =
-            all.iter().zip(&hashes).filter(|both| !has(*both)).map(|(join, _)| join.rank.to_string());
-        lacking.collect::<Vec<_>>()
-    };
-    let (mut excluded, mut newest_lacks) = (Vec::new(), None);
-    let mut committed = Vec::new();
+    let of_log = |part: &&HeldPart| part.log == log.name() && part.is_abandoned;
+    let abandoned: BTreeSet<_> =
+        all.iter().flat_map(|join| &join.parts).filter(of_log).map(|part| part.attempt).collect();
+    let (mut committed, mut excluded, mut newest_lacks) = (Vec::new(), Vec::new(), None);
     for (attempt, parts) in content.snapshots() {
         committed.push(attempt);
-        let lacking = lacking(attempt, parts.iter().map(|part| &part.hash[..]).collect());
-        if !lacking.is_empty() || parts.len() != all.len() {
+        let lacking = lacking(log, all, attempt, parts);
+        if !lacking.is_empty() || abandoned.contains(&attempt) {
             excluded.push(attempt);
+        }
+        if !lacking.is_empty() {
             newest_lacks.get_or_insert(lacking.join(", "));
         }
     }
@@ -326,10 +392,7 @@ fn choose(log: &LogFiles, all: &[&Join]) -> Result<Chosen> {
         )));
     }
     let usable = committed.len() - excluded.len();
-    // A long run has more than a message holds: those whose parts are gone concern nobody.
-    let held: BTreeSet<_> = all.iter().flat_map(|join| join.parts.iter().map(|part| part.attempt)).collect();
-    committed.retain(|attempt| held.contains(attempt));
-    Ok(Chosen { welcome: Welcome { log: log.name().to_owned(), committed, network: None }, excluded, usable })
+    Ok(Chosen { welcome: told(log, all, committed), excluded, usable })
 }
 
 /// How the name of the first log of a job begins.
@@ -433,7 +496,7 @@ fn try_connect(member: &Member, join: &Join) -> Result<Admitted, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ckpt_cluster::{PartRecord, Record};
+    use ckpt_cluster::Record;
     use ckpt_snapshot::{JobKey, StoreRoot};
 
     fn job() -> (tempfile::TempDir, JobDir) {
@@ -448,6 +511,7 @@ mod tests {
             log: (*log).to_owned(),
             attempt: AttemptId { epoch: 1, number: *number },
             hash: (*hash).to_owned(),
+            is_abandoned: false,
         };
         Join {
             rank,
@@ -459,6 +523,7 @@ mod tests {
             addresses: BTreeSet::new(),
             network_range: None,
             is_anew: false,
+            wanted: None,
             parts: parts.iter().map(part).collect(),
         }
     }
@@ -494,6 +559,40 @@ mod tests {
     }
 
     #[test]
+    fn an_older_snapshot_is_resumed_on_request() {
+        let (_store, job) = job();
+        let mut log = LogFiles::open(&job, false).unwrap();
+        let name = log.name().to_owned();
+        let id = |number| AttemptId { epoch: 1, number };
+        for number in 1..=3 {
+            let part = |rank, hash: &str| PartRecord { rank, hash: hash.to_owned() };
+            let parts = vec![part(0, "a"), part(1, "b")];
+            log.put(number - 1, &Record::Snapshot { attempt: id(number), session: id(number), parts })
+                .unwrap();
+        }
+        let zero = node(0, &[(&name, 1, "a"), (&name, 2, "a"), (&name, 3, "a")]);
+        let mut one = node(1, &[(&name, 2, "b"), (&name, 3, "b")]);
+        let only = |number: usize, one: &Join| only(&log, &[&zero, one], ("x", &zero.parts[number - 1]));
+        let chosen = only(2, &one).unwrap();
+        assert_eq!((&chosen.excluded, chosen.usable), (&vec![id(3), id(1)], 1));
+        assert_eq!(chosen.welcome.committed.len(), 3, "no part of them is removed");
+        assert!(only(1, &one).unwrap_err().to_string().contains("lacks the part of node 1"));
+        // One node has been resumed from it.
+        one.parts[1].is_abandoned = true;
+        let chosen = choose(&log, &[&zero, &one]).unwrap();
+        assert_eq!((chosen.excluded, chosen.usable), (vec![id(3), id(1)], 1));
+        assert_eq!(only(3, &one).unwrap().excluded, [id(2), id(1)]);
+        let other = node(0, &[("other", 1, "a"), (&name, 9, "a")]);
+        for (part, why) in other.parts.iter().zip(["an earlier run", "no global manifest"]) {
+            let error = super::only(&log, &[&zero, &one], ("x", part)).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        log.set_complete().unwrap();
+        log.set_incomplete().unwrap();
+        assert_eq!(LogFiles::open(&job, false).unwrap().name(), name);
+    }
+
+    #[test]
     fn a_name_of_the_loopback_interface_is_reached_from_other_machines() {
         let at = |addresses: &[&str]| -> Vec<SocketAddr> {
             addresses.iter().map(|address| address.parse().unwrap()).collect()
@@ -524,6 +623,7 @@ mod tests {
         assert!(why(node(2, &[])).contains("--node-rank 2"));
         let range = Some("10.9.0.0/16".parse().unwrap());
         assert!(why(Join { network_range: range, ..node(1, &[]) }).contains("--network"));
+        assert!(why(Join { wanted: Some("2".into()), ..node(1, &[]) }).contains("--resume"));
         assert!(why(Join { is_anew: true, ..node(1, &[]) }).contains("--resume"));
         assert!(why(Join { ckpt_run: "2".into(), ..node(1, &[]) }).contains("ckpt-run 2"));
     }

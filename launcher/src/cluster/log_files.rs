@@ -211,6 +211,17 @@ impl LogFiles {
         write_atomically(&self.dir().join(COMPLETE), mark.as_bytes())
     }
 
+    /// The job goes on from a snapshot of this run, which may have been complete.
+    ///
+    /// # Errors
+    /// When the store cannot be written.
+    pub fn set_incomplete(&self) -> io::Result<()> {
+        match fs::remove_file(self.dir().join(COMPLETE)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync_dir(&self.dir()),
+        }
+    }
+
     fn is_complete(&self) -> bool {
         let Ok(mark) = fs::read(self.dir().join(COMPLETE)) else { return false };
         let is_ours = authentic::opened(&self.key(COMPLETE), &mark) == Some(COMPLETE.as_bytes());

@@ -31,6 +31,8 @@ pub struct Join {
     pub network_range: Option<Ipv4Net>,
     /// Whether it was told to start from the beginning (`--resume never`).
     pub is_anew: bool,
+    /// The snapshot that it was told to resume (`--resume ID`), as it was named.
+    pub wanted: Option<String>,
     /// The parts in its store.
     pub parts: Vec<HeldPart>,
 }
@@ -44,6 +46,8 @@ pub struct HeldPart {
     pub attempt: AttemptId,
     /// The hash of its content.
     pub hash: String,
+    /// The node has been resumed from an older snapshot since: its files do not match the part any more.
+    pub is_abandoned: bool,
 }
 
 /// The answer once all nodes have joined.

@@ -31,7 +31,7 @@ pub use connection::ClusterKey;
 pub use gate::{Gate, GateEnd};
 pub use host::{Cluster, Load, Notice};
 pub use job_network::{JobNetwork, delete_left_interfaces, left_interfaces};
-pub use join::{Member, join};
+pub use join::{Member, Wanted, join};
 pub use log_files::LogFiles;
 pub use messages::{End, HeldPart, Restart, StopHow};
 pub use options::{Coordinator, NodeOptions};

@@ -20,7 +20,7 @@ use crate::checkpoint::precopy::Precopy;
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
 use crate::cluster::{
-    self, Cluster, ClusterKey, End, HeldPart, JobNetwork, Load, Member, Notice, PacketRule, sockets,
+    self, Cluster, ClusterKey, End, HeldPart, JobNetwork, Load, Member, Notice, PacketRule, Wanted, sockets,
 };
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::resume_point::{Decision, Resume, decide};
@@ -97,7 +97,6 @@ fn check(config: &Config) -> Result<()> {
         ("--store with the URL of an object store", config.store.url.is_some()),
         ("--persist-every", config.persist_every > 1),
         ("--precopy", !matches!(config.precopy, Precopy::Off)),
-        ("--resume with the ID of a snapshot", matches!(config.resume, Resume::Snapshot(_))),
     ];
     match refused.iter().find(|(_, is_used)| *is_used) {
         Some((what, _)) => bail!(bad_input(anyhow!("with --nodes, this is not possible yet: {what}"))),
@@ -199,12 +198,31 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         key: key(config)?,
         settings,
         job: opened.dir.clone(),
-        parts: held_parts(&opened.store)?.into_iter().map(|(_, part)| part).collect(),
+        parts: held_parts(opened)?.into_iter().map(|(_, part)| part).collect(),
         ports: ports(&opened.store)?,
         is_anew: config.resume == Resume::Never,
+        wanted: wanted(config, opened)?,
         has_to_resume: config.resume == Resume::Required,
         grace: config.grace,
         network_range: (config.network == Network::Job).then_some(options.network_range),
+    })
+}
+
+/// The snapshot of `--resume ID`. It is named as in the store of node 0.
+fn wanted(config: &Config, opened: &OpenedJob) -> Result<Option<Wanted>> {
+    let Resume::Snapshot(text) = &config.resume else { return Ok(None) };
+    let part = (config.nodes.rank == Some(0)).then(|| part_of(config, opened, text)).transpose()?;
+    Ok(Some(Wanted { text: text.clone(), part }))
+}
+
+/// The part of node 0 that `text` names.
+fn part_of(config: &Config, opened: &OpenedJob, text: &str) -> Result<HeldPart> {
+    let named = startup::without_tag(config, &opened.dir, &opened.store, &config.resume)?;
+    let Resume::Snapshot(named) = named else { bail!("the snapshot {text} is no snapshot") };
+    let id = (&*opened.store as &dyn Store).find(&named).map_err(bad_input)?;
+    let part = held_parts(opened)?.into_iter().find(|(held, _)| *held == id).map(|(_, part)| part);
+    part.ok_or_else(|| {
+        bad_input(anyhow!("the snapshot {id} is none of a job on several nodes, or it cannot be read"))
     })
 }
 
@@ -240,17 +258,17 @@ fn warn_of_unreadable(store: &Tiers) -> Result<()> {
 }
 
 /// The parts in the store.
-fn held_parts(store: &Tiers) -> Result<Vec<(SnapshotId, HeldPart)>> {
-    let mut parts = Vec::new();
+fn held_parts(opened: &OpenedJob) -> Result<Vec<(SnapshotId, HeldPart)>> {
+    let OpenedJob { dir, store, .. } = opened;
+    let (mut parts, history) = (Vec::new(), tiers::history(dir, None)?);
     for listed in tiers::list_local(store)? {
         // One that is damaged counts as missing.
         let Ok(manifest) = store.manifest(&listed.id) else { continue };
         if let Some(part) = &manifest.part {
             let attempt = AttemptId { epoch: part.epoch, number: part.attempt };
-            parts.push((
-                listed.id,
-                HeldPart { log: part.log.clone(), attempt, hash: manifest.content_hash() },
-            ));
+            let is_abandoned = history.is_abandoned(&listed.id);
+            let (log, hash) = (part.log.clone(), manifest.content_hash());
+            parts.push((listed.id, HeldPart { log, attempt, hash, is_abandoned }));
         }
     }
     Ok(parts)
@@ -284,7 +302,7 @@ fn report(end: &End) -> i32 {
 fn resume_point(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<Resume> {
     let Some((attempt, _)) = &load.from else { return Ok(Resume::Never) };
     let is_it = |(_, part): &(SnapshotId, HeldPart)| part.log == cluster.log().0 && part.attempt == *attempt;
-    let found = held_parts(&opened.store)?.into_iter().find(is_it);
+    let found = held_parts(opened)?.into_iter().find(is_it);
     let (id, _) = found.context("the part of the snapshot has disappeared from the store")?;
     Ok(Resume::Snapshot(id.to_string()))
 }
@@ -292,7 +310,7 @@ fn resume_point(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<Re
 /// Removes parts whose snapshot has no global manifest: it will never have one.
 fn remove_garbage(cluster: &Cluster, opened: &OpenedJob) -> Result<()> {
     let (log, committed) = cluster.log();
-    for (id, part) in held_parts(&opened.store)? {
+    for (id, part) in held_parts(opened)? {
         if part.log == log && !committed.contains(&part.attempt) {
             tracing::info!("the part {id} is removed: not all nodes have stored theirs");
             tiers::remove_local(&opened.store, &opened.dir, &id)?;

@@ -215,7 +215,7 @@ fn lost_since(opened: &OpenedJob, id: &SnapshotId) -> Option<String> {
 }
 
 /// The same with the snapshot's ID, if it is named by a tag.
-fn without_tag(config: &Config, dir: &JobDir, store: &Tiers, resume: &Resume) -> Result<Resume> {
+pub(super) fn without_tag(config: &Config, dir: &JobDir, store: &Tiers, resume: &Resume) -> Result<Resume> {
     let Resume::Snapshot(text) = resume else { return Ok(resume.clone()) };
     if !matches!((store as &dyn Store).find(text), Err(ReadError::Missing(_))) {
         return Ok(resume.clone());

@@ -251,6 +251,51 @@ fn a_run_that_does_not_begin_on_all_nodes_leaves_the_one_before() {
     assert_blocks(&job, BLOCKS, &running);
 }
 
+/// `--resume ID` on all nodes. What was saved after that snapshot is resumed on request only.
+#[test]
+fn an_older_snapshot_is_resumed_on_all_nodes() {
+    const BLOCKS: usize = 2000;
+    let Some(machines) = machines(2) else { return };
+    let mut job = Job::stream(machines, BLOCKS);
+    let mut running = job.begun("blocks.txt");
+    for _ in 0..2 {
+        job.checkpoint(&running);
+        job.until_lines(&mut running, "blocks.txt", job.lines(0, "blocks.txt") + 10);
+    }
+    running[0].kill_everything();
+    running[1].wait();
+    let ids = job.machines.sandboxes[0].snapshots();
+    let resume = |id: &str| ["--resume", id].map(str::to_owned).into();
+    let resumed = |running: &[Running], id: &str| {
+        let said = running[0].said();
+        assert!(said.contains(&format!("resumed from snapshot {id}")), "{said}");
+        assert!(running[1].said().contains("resumed from snapshot"), "{}", running[1].said());
+    };
+    job.options = resume("9");
+    let mut refused = job.start_one(0);
+    assert_eq!(refused.wait(), 2, "{}", refused.said());
+    assert!(refused.said().contains("there is no snapshot 9"), "{}", refused.said());
+    job.options = resume(&ids[0]);
+    let mut running = job.start();
+    job.until_answering(&mut running);
+    resumed(&running, &ids[0]);
+    // Before there is another snapshot.
+    running[1].kill_everything();
+    assert_eq!(running[0].wait(), 125, "{}", running[0].said());
+    job.options.clear();
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    resumed(&running, &ids[0]);
+    assert_blocks(&job, BLOCKS, &running);
+    // One that was left behind, of a run that is complete.
+    job.options = resume(&ids[1]);
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    resumed(&running, &ids[1]);
+    assert_blocks(&job, BLOCKS, &running);
+}
+
 #[test]
 fn what_does_not_work_on_several_nodes_is_refused() {
     let sandbox = ckpt_run_tests::Sandbox::new();
@@ -269,7 +314,6 @@ fn what_does_not_work_on_several_nodes_is_refused() {
         &["--store", "s3://bucket/x"],
         &["--persist-every", "2"],
         &["--precopy", "auto"],
-        &["--resume", "1"],
     ] {
         refused(&[&off[..], options].concat(), options[0]);
     }

@@ -86,6 +86,7 @@ impl Simulated {
             parts: self.held.iter().cloned().collect(),
             ports: BTreeSet::new(),
             is_anew: false,
+            wanted: None,
             has_to_resume: false,
             grace: LIMIT,
             network_range: None,
@@ -130,7 +131,7 @@ impl Simulated {
         let Ok(saved) = capture(gate, &hash, self.rank) else { return };
         if gate.wait_end() == GateEnd::Committed {
             let log = cluster.log().0.to_owned();
-            self.held = Some(HeldPart { log, attempt: gate.attempt(), hash });
+            self.held = Some(HeldPart { log, attempt: gate.attempt(), hash, is_abandoned: false });
             self.told.send(Told::Saved(saved)).expect("it listens");
         }
     }
