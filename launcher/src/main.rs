@@ -59,6 +59,7 @@ fn main() {
 }
 
 fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
+    stdio::messages_begin();
     let matches = match args::command().try_get_matches_from(args::with_run(arguments)) {
         Ok(matches) => matches,
         Err(error) => {

@@ -12,6 +12,7 @@ use ckpt_snapshot::{OpenFile, StdioKind, StdioRecord, TtyRecord};
 pub use input::restore_terminal;
 use input::{Input, RawMode, in_foreground};
 use output::Output;
+use parking_lot::Mutex;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::retry_on_intr;
 use rustix::termios::OptionalActions;
@@ -292,6 +293,26 @@ pub fn own_output(path: &Path) -> Option<BorrowedFd<'static>> {
             && rustix::fs::fstat(fd).is_ok_and(|own| (own.st_dev, own.st_ino) == (file.st_dev, file.st_ino))
     };
     [1, 2].map(own_stream).into_iter().find(is_it)
+}
+
+/// The lengths of the files of the launcher's stdout and stderr when the job did not run last: what follows are messages of
+/// the launcher.
+static MESSAGES_FROM: Mutex<[Option<u64>; 2]> = Mutex::new([None; 2]);
+
+/// The job does not run. Until it does, only the launcher writes to its own stdout and stderr.
+pub fn messages_begin() {
+    let length = |fd: usize| u64::try_from(rustix::fs::fstat(own_stream(fd)).ok()?.st_size).ok();
+    *MESSAGES_FROM.lock() = [1, 2].map(length);
+}
+
+/// Where the messages of the launcher begin in the file at `path`, to which it appends them (bytes).
+#[must_use]
+pub fn messages_from(path: &Path) -> Option<u64> {
+    let output = own_output(path)?;
+    if !rustix::fs::fcntl_getfl(output).is_ok_and(|flags| flags.contains(OFlags::APPEND)) {
+        return None;
+    }
+    MESSAGES_FROM.lock()[if output.as_raw_fd() == 1 { 0 } else { 1 }]
 }
 
 /// The first of the launcher's streams that is a terminal.

@@ -10,7 +10,7 @@ use crate::files::saved::{copy_bytes, copy_sparse};
 use crate::namespace::stdio;
 use ckpt_snapshot::{Folder, JobDir, OpenError, SnapshotId};
 use std::fs::{self, File};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -24,6 +24,8 @@ const RESUMED: &str = "-resumed-";
 /// The most that is copied: less than a second.
 const COPY_MAX_BYTES: u64 = 64 << 20;
 const COPY_MAX_FILES: usize = 1000;
+/// The most of the launcher's messages that stays in its output (bytes).
+const MESSAGES_MAX_BYTES: u64 = 1 << 20;
 /// The directory for large files of other file systems than that of the store.
 pub const BESIDE: &str = ".ckpt-run-kept";
 
@@ -124,12 +126,16 @@ impl Kept {
         {
             return self.replace_by_beginning(path, then_bytes);
         }
-        let opened = File::options().write(true).custom_flags(nofollow()).open(path);
-        let file = match (opened, own_output) {
+        let messages = stdio::messages_from(path).map(|from| read_end(path, from.max(then_bytes)));
+        let opened = File::options().append(true).custom_flags(nofollow()).open(path);
+        let mut file = match (opened, own_output) {
             (Err(_), Some(output)) => File::from(output.try_clone_to_owned()?),
             (opened, _) => opened?,
         };
         file.set_len(then_bytes)?;
+        if let Some(Ok(messages)) = messages {
+            file.write_all(&messages)?;
+        }
         file.sync_all()?;
         let shown = path.display();
         match kept {
@@ -215,6 +221,15 @@ impl Kept {
         }
         kept
     }
+}
+
+/// The end of the file at `path`, from an offset on, of which the first [`MESSAGES_MAX_BYTES`].
+fn read_end(path: &Path, from_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut file = File::options().read(true).custom_flags(nofollow()).open(path)?;
+    file.seek(SeekFrom::Start(from_bytes))?;
+    let mut end = Vec::new();
+    file.take(MESSAGES_MAX_BYTES).read_to_end(&mut end)?;
+    Ok(end)
 }
 
 /// A file, or a directory with everything below it.

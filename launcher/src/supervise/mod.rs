@@ -240,7 +240,7 @@ impl<'a> Supervisor<'a> {
         context.claimed.claim.confirm();
         if self.began_from.is_some() {
             if self.is_first {
-                // Not before: a log that is appended to is cut back by the resume.
+                // Not before: it may be refused.
                 announce(context, false);
             }
             // Other machines must not resume from what the job has left behind.
@@ -249,7 +249,7 @@ impl<'a> Supervisor<'a> {
         let id = self.began_from.as_ref().map(|manifest| manifest.id.to_string());
         context.status.runs(id.clone().zip(self.began_from.as_ref().map(|manifest| manifest.taken_unix_ms)));
         if !self.is_first {
-            // A resume truncates the log to which the output is appended, and removes the earlier message.
+            // A resume cuts a log that is not opened for appending, and removes the earlier message.
             let failure = context.status.snapshot().last_job_failure.unwrap_or_default();
             tracing::info!("restart {} of the job, which had failed: {failure}", self.policy.restarts);
         }

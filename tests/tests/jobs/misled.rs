@@ -271,6 +271,42 @@ fn the_last_snapshot_to_resume_from_is_kept_and_named() {
     assert!(told.contains("run the same command again: it starts from the beginning"), "{told}");
 }
 
+/// A resume cuts the log of the job to its length at the snapshot, where ckpt-run has written too since.
+#[test]
+fn what_ckpt_run_says_stays_in_the_log_of_the_job() {
+    const COUNT: &str = r#"
+import os, sys, time
+for number in range(10**9):
+    print("step", number, file=sys.stderr, flush=True)
+    if os.path.exists("fail"): os.remove("fail"); sys.exit(3)
+    if os.path.exists("go"): break
+    time.sleep(0.02)
+"#;
+    let sandbox = Sandbox::new();
+    let python = python();
+    let command = ["--max-restarts", "1", "--", python.to_str().unwrap(), "-c", COUNT];
+    let mut job = sandbox.start("job", command);
+    job.until_answering(&sandbox);
+    job.checkpoint(&sandbox);
+    let log = || sandbox.read("job.err");
+    let steps = |log: &str| log.lines().filter(|line| line.starts_with("step ")).count();
+    let then = steps(&log());
+    job.until("more steps", || (steps(&log()) > then + 20).then_some(()));
+    job.kill_everything();
+    let mut job = sandbox.start("job", command);
+    job.until_answering(&sandbox);
+    assert!(log().contains("resuming from snapshot"), "before the cut: {}", log());
+    touch(&sandbox, "fail");
+    job.until("the restart", || log().contains("restart 1 of the job").then_some(()));
+    touch(&sandbox, "go");
+    assert_eq!(job.wait(), 0, "{}", log());
+    let log = log();
+    assert!(log.contains("the job failed: it ended with exit code 3. Restart 1"), "before the cut: {log}");
+    let numbers: Vec<_> = log.lines().filter_map(|line| line.strip_prefix("step ")).collect();
+    let expected: Vec<_> = (0..numbers.len()).map(|number| number.to_string()).collect();
+    assert_eq!(numbers, expected, "each step once: {log}");
+}
+
 /// Most come from variables of a script that are not set.
 #[test]
 fn values_that_are_empty_or_negative_are_refused() {

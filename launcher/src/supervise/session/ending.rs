@@ -7,7 +7,7 @@ use crate::checkpoint::running_job::RunningJob;
 use crate::cluster::End;
 use crate::job::journal::{Entry, EventKind};
 use crate::job::ownership::OwnershipError;
-use crate::namespace::stdio::Tail;
+use crate::namespace::stdio::{self, Tail};
 use crate::observe::control_server::Answer;
 use crate::supervise::events::{self, Hang, StopCall};
 use crate::supervise::services::RunContext;
@@ -413,6 +413,7 @@ impl JobSession<'_> {
     }
 
     pub(super) fn finish(mut self) -> SessionEnd {
+        stdio::messages_begin();
         let duration = self.begun.elapsed();
         let is_good = |taken: &&SystemTime| self.hang.as_ref().is_none_or(|hang| **taken < hang.since);
         let last = self.snapshot_times.iter().filter(is_good).max();
