@@ -20,6 +20,7 @@ use ckpt_snapshot::JobDir;
 use crossbeam_channel::unbounded;
 use ipnet::Ipv4Net;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -101,9 +102,8 @@ fn gather(member: Member) -> Result<Cluster> {
     let at = &member.coordinator;
     let addresses = member.addresses().with_context(|| format!("cannot resolve the coordinator {at}"))?;
     let addresses = listened(&at.host, addresses);
-    links::listen(&addresses, member.settings.nodes, &member.key, &inputs).with_context(|| {
-        format!("node 0 cannot listen at {at} (--coordinator has to be an address of this machine)")
-    })?;
+    links::listen(&addresses, member.settings.nodes, &member.key, &inputs)
+        .map_err(|error| cannot_listen(at, error))?;
     let own = member.join();
     let joined = await_all(&own, at, (&inputs, &inbox));
     let (Chosen { welcome, excluded, usable }, log) = match open_log(&member, &own, &joined) {
@@ -111,7 +111,7 @@ fn gather(member: Member) -> Result<Cluster> {
         Err(error) => {
             let why = format!("{error:#}");
             // A store that fails may not fail again; what is damaged stays so.
-            let damaged = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::InvalidData;
+            let damaged = |cause: &std::io::Error| cause.kind() == ErrorKind::InvalidData;
             let is_damaged = error.chain().filter_map(|cause| cause.downcast_ref()).any(damaged);
             let is_transient = !is_damaged && !error.is::<BadInput>();
             for Joined { link, .. } in joined.into_values() {
@@ -210,6 +210,20 @@ fn listened(host: &str, addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
         SocketAddr::new(any, address.port())
     };
     addresses.into_iter().map(any).collect()
+}
+
+/// Why node 0 cannot listen, and what to do about it.
+fn cannot_listen(at: &Coordinator, error: std::io::Error) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::AddrNotAvailable => bad_input(anyhow!(
+            "node 0 cannot listen at {at}, which is no address of this machine: give the address of node 0 as --coordinator"
+        )),
+        // The launcher before it may be about to end.
+        ErrorKind::AddrInUse => anyhow!(
+            "node 0 cannot listen at {at}, since another program does: end it, or give another port in --coordinator on all nodes"
+        ),
+        _ => anyhow::Error::new(error).context(format!("node 0 cannot listen at {at}")),
+    }
 }
 
 /// What all nodes are told, which snapshots cannot be resumed, and the number of those that can be.

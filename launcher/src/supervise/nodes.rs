@@ -70,6 +70,13 @@ pub(super) fn check_alone(config: &Config) -> Result<()> {
             "--network job is for a job on several nodes (--nodes): on one machine, use --network private for connections that may move to another machine"
         )));
     }
+    let options = &config.nodes;
+    let is_incomplete = options.rank.is_some() || options.coordinator.is_some();
+    if is_incomplete && options.nodes.is_none() {
+        bail!(bad_input(anyhow!(
+            "--node-rank and --coordinator are for a job on several nodes: give --nodes too, or --nodes 1 for a job on this machine alone"
+        )));
+    }
     Ok(())
 }
 

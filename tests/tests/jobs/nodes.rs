@@ -323,6 +323,11 @@ fn what_does_not_work_on_several_nodes_is_refused() {
     let output = sandbox.call(["--network", "job", "--interpose", "off", "--", "true"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && said.contains("--network private"), "{said}");
+    for alone in [&["--node-rank", "1"][..], &["--coordinator", "127.0.0.1:7070"]] {
+        let output = sandbox.call(alone.iter().chain(&["--", "true"]));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains("give --nodes too"), "{said}");
+    }
     let mut outside = nodes;
     outside[3] = "2";
     let output = sandbox.call(outside.iter().chain(&["--", "true"]));
