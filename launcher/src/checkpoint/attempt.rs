@@ -222,7 +222,7 @@ impl Attempt<'_> {
         }
         self.has_thawed()?;
         drop(raised);
-        let inventory = dumped.frozen.files.take_inventory();
+        let inventory = dumped.frozen.files.take_inventory(&self.parts.identity.cwd);
         let failed = failed_processes(&|name| dumped.images.read(name));
         let mut failed = failed.map_err(|error| AttemptError::Staging(io::Error::other(error)))?;
         // Those that their parents have waited for.

@@ -655,8 +655,9 @@ struct State {
 }
 
 impl CapturedFiles {
-    /// All names.
-    pub fn take_inventory(&mut self) -> Inventory {
+    /// All names, of a job with this working directory.
+    pub fn take_inventory(&mut self, cwd: &str) -> Inventory {
+        self.inventory.note_mount_points(cwd);
         std::mem::take(&mut self.inventory)
     }
 

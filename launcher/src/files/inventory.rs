@@ -1,11 +1,13 @@
 //! The job's files at a snapshot: names, identities, and how each file's content can be got back. Stored in the snapshot
 //! as JSON ([`INVENTORY`]).
 
+use crate::sys::mounts::{OWN, mount_of, read_mounts};
 use crate::sys::path_text::{path_text, text_path};
 use anyhow::{Context, Result, bail};
 use ckpt_snapshot::{Manifest, RelPath, Store};
+use procfs_core::process::MountInfo;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Seek};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -42,6 +44,10 @@ pub struct Inventory {
     pub excluded: Vec<String>,
     /// What the rules cover, but the snapshot does not, with the reason.
     pub uncovered: BTreeMap<String, String>,
+    /// Where the file systems of the working directory and of what the job has written are mounted, apart from `/` and from
+    /// those in memory. Not in snapshots of older builds.
+    #[serde(default)]
+    pub mount_points: BTreeSet<String>,
 }
 
 /// One name.
@@ -222,6 +228,21 @@ impl Inventory {
     #[must_use]
     pub fn new(begun_ns: i64) -> Self {
         Self { version: VERSION, begun_ns, ..Self::default() }
+    }
+
+    /// Notes the mount points of the working directory and of the files that the job has written.
+    pub fn note_mount_points(&mut self, cwd: &str) {
+        let mounts = read_mounts(OWN).unwrap_or_default();
+        let written = self.entries.iter().filter(|(_, entry)| entry.is_open || entry.written);
+        let paths = written.map(|(path, _)| text_path(path));
+        let dirs: BTreeSet<_> = paths
+            .filter_map(|path| path.parent().map(Path::to_owned))
+            .chain([text_path(cwd).into_owned()])
+            .collect();
+        let on_disk = |mount: &&MountInfo| !matches!(mount.fs_type.as_str(), "tmpfs" | "ramfs");
+        let points = dirs.iter().filter_map(|dir| mount_of(&mounts, dir)).filter(on_disk);
+        let points = points.map(|mount| path_text(&mount.mount_point));
+        self.mount_points = points.filter(|point| point != "/").collect();
     }
 
     /// Decodes the content of [`INVENTORY`].

@@ -1,7 +1,7 @@
 //! Everything below a directory on the same file system.
 
 use crate::namespace::inside;
-use crate::sys::path_text::read_mounts;
+use crate::sys::mounts::read_mounts;
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata, ReadDir};
 use std::io;

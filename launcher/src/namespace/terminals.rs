@@ -4,7 +4,7 @@
 //! their terminals, the number may be in use by then, and the job could not be resumed. So a job gets terminals of its
 //! own, unless ckpt-run itself has given it one: that one is the launcher's too.
 
-use crate::sys::path_text::read_mounts;
+use crate::sys::mounts::{OWN, read_mounts};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::retry_on_intr;
 use rustix::mount::{MountFlags, mount};
@@ -28,7 +28,7 @@ pub(super) fn open(path: &str) -> io::Result<OwnedFd> {
 /// # Errors
 /// When it is not allowed: in a user namespace that lacks the group. The terminals are the system's then.
 pub(super) fn separate() -> io::Result<()> {
-    let mounts = read_mounts("/proc/self/mountinfo")?;
+    let mounts = read_mounts(OWN)?;
     let is_system = |one: &&procfs_core::process::MountInfo| {
         one.fs_type == FILE_SYSTEM && one.mount_point == Path::new(TERMINALS)
     };

@@ -12,7 +12,8 @@
 
 use super::recorder::{Journal, Recorder};
 use crate::sys::authentic::{FileKey, opened, sealed};
-use crate::sys::path_text::{path_text, read_mounts, text_path};
+use crate::sys::mounts::{OWN, read_mounts};
+use crate::sys::path_text::{path_text, text_path};
 use ckpt_snapshot::open_regular;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::retry_on_intr;
@@ -341,7 +342,7 @@ pub fn is_ended(path: &Path, key: &FileKey) -> io::Result<bool> {
 
 /// The mount points of writable file systems in this mount namespace.
 fn writable_mounts() -> io::Result<Vec<CString>> {
-    let mounts = read_mounts("/proc/self/mountinfo")?;
+    let mounts = read_mounts(OWN)?;
     let is_writable = |mount: &procfs_core::process::MountInfo| {
         !mount.mount_options.contains_key("ro")
             && !mount.super_options.contains_key("ro")

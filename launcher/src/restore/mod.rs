@@ -11,3 +11,4 @@ pub mod put_back;
 mod queues;
 mod resets;
 pub mod resume;
+mod unmounted;

@@ -33,7 +33,7 @@ use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading, Origin, READING};
 use crate::restore::put_back::{self, PutBack, temporary_names};
-use crate::restore::{limits, queues, resets};
+use crate::restore::{limits, queues, resets, unmounted};
 use crate::store::answer::{AnswerWatch, RECORDING};
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{
@@ -364,6 +364,7 @@ impl Resumer<'_> {
         let adopted = device_memory::adopted(&loads);
         let inventory = self.answers.during(READING, || Inventory::read(&**self.store, manifest))?;
         let inventory = inventory.unwrap_or_else(|| inventory_of_open_files(manifest));
+        unmounted::check(manifest, &inventory, self.file_rules).map_err(bad_input)?;
         let alive = self.answers.during(READING, || LastAlive::read(self.dir));
         let plan = self.plan_files(manifest, &inventory, &alive).map_err(bad_input)?;
         let shm_files = manifest.shm_files.iter().map(|file| &file.data);

@@ -2,7 +2,7 @@
 //! some file systems that several machines mount, a lock holds on its own machine only: there, a launcher that starts
 //! must not remove what a launcher on another machine is writing.
 
-use crate::sys::path_text::read_mounts;
+use crate::sys::mounts::{OWN, mount_of, read_mounts};
 use procfs_core::process::MountInfo;
 use std::path::Path;
 
@@ -11,14 +11,8 @@ use std::path::Path;
 #[must_use]
 pub fn is_one_machine_only(dir: &Path) -> bool {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    let mounts = read_mounts("/proc/self/mountinfo");
+    let mounts = read_mounts(OWN);
     mounts.is_ok_and(|mounts| mount_of(&mounts, &dir).is_some_and(has_local_locks))
-}
-
-/// The mount with this path: the last of those on the longest mount point.
-pub(super) fn mount_of<'a>(mounts: &'a [MountInfo], dir: &Path) -> Option<&'a MountInfo> {
-    let above = mounts.iter().filter(|mount| dir.starts_with(&mount.mount_point));
-    above.max_by_key(|mount| mount.mount_point.components().count())
 }
 
 /// See nfs(5), mount.lustre(8), mount.cifs(8) and gfs2(5). FUSE and BeeGFS have such locks unless they are told otherwise, which the

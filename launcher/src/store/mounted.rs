@@ -1,16 +1,13 @@
 //! The file system of a store that is not mounted, such as after a reboot: a new store would be made on the disk below its
 //! mount point, and the job would begin again without a word. The mount point of each store is noted on this machine.
 
-use super::lock_scope::mount_of;
-use crate::sys::path_text::read_mounts;
+use crate::sys::mounts::{OWN, mount_of, read_mounts};
 use crate::sys::runtime_dir::{private, short_name, state_dir};
 use ckpt_snapshot::write_atomically;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
-
-const MOUNTINFO: &str = "/proc/self/mountinfo";
 
 /// The mount point of the file system on which the directory `dir` was, if `dir` does not exist and nothing is mounted there.
 #[must_use]
@@ -20,7 +17,7 @@ pub fn missing(dir: &Path) -> Option<PathBuf> {
         return None;
     }
     let point = PathBuf::from(OsString::from_vec(fs::read(note(dir).ok()?).ok()?));
-    let mounts = read_mounts(MOUNTINFO).ok()?;
+    let mounts = read_mounts(OWN).ok()?;
     mounts.iter().all(|mount| mount.mount_point != point).then_some(point)
 }
 
@@ -28,7 +25,7 @@ pub fn missing(dir: &Path) -> Option<PathBuf> {
 /// which no job starts. A note that cannot be written is not missed before something else is.
 pub fn remember(dir: &Path) {
     let noted = || {
-        let mounts = read_mounts(MOUNTINFO)?;
+        let mounts = read_mounts(OWN)?;
         let point_of = |dir: &Path| {
             io::Result::Ok(mount_of(&mounts, &dir.canonicalize()?).map(|mount| &mount.mount_point))
         };

@@ -1,6 +1,6 @@
 //! How much memory is free.
 
-use crate::sys::path_text::read_mounts;
+use crate::sys::mounts::{OWN, read_mounts};
 use procfs_core::process::MountInfo;
 use procfs_core::{FromRead, Meminfo, ProcessCGroup, ProcessCGroups};
 use std::fs;
@@ -18,7 +18,7 @@ pub fn available_bytes() -> io::Result<u64> {
     let meminfo = Meminfo::from_file("/proc/meminfo").map_err(io::Error::other)?;
     let machine = meminfo.mem_available.ok_or(io::ErrorKind::InvalidData)?;
     let cgroups = ProcessCGroups::from_file("/proc/self/cgroup").map_or(Vec::new(), |all| all.0);
-    let mounts = read_mounts("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = read_mounts(OWN).unwrap_or_default();
     let cgroups = memory_cgroups(&cgroups, &mounts);
     Ok(cgroups.iter().map(|(top, cgroup)| left_bytes(top, cgroup)).fold(machine, u64::min))
 }

@@ -9,6 +9,7 @@ pub mod exit_status;
 pub mod gpus;
 pub mod host;
 pub mod memory;
+pub mod mounts;
 pub mod path_text;
 pub mod privileges;
 pub mod progress;

@@ -206,6 +206,75 @@ fn a_store_that_is_not_mounted_is_not_begun_anew() {
     sandbox.ok(["--", "true"]);
 }
 
+#[test]
+fn uploads_to_what_is_not_mounted_any_more_fail() {
+    let mut sandbox = Sandbox::new();
+    let disk_path = sandbox.path().join("disk");
+    let disk = SmallDisk::mount(&disk_path, 64);
+    sandbox.variables.push(("CKPT_UPLOAD".to_owned(), format!("file://{}", disk_path.join("x").display())));
+    let mut job = start(&sandbox, "first", &[]);
+    until_ready(&mut job, &sandbox);
+    job.checkpoint(&sandbox);
+    let uploaded = || sandbox.json(["status", "--json"])[0]["uploads"]["uploaded"].as_u64();
+    job.until("the upload", || (uploaded() == Some(1)).then_some(()));
+    drop(disk);
+    job.checkpoint(&sandbox);
+    job.until("a warning", || job_said(&sandbox).contains("is not mounted any more").then_some(()));
+    assert_eq!(fs::read_dir(&disk_path).unwrap().count(), 0, "nothing is made there");
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+}
+
+fn job_said(sandbox: &Sandbox) -> String {
+    sandbox.read("first.err")
+}
+
+#[test]
+fn a_job_whose_directory_is_not_mounted_is_refused() {
+    const COUNT: &str = r#"
+import os, time
+number = 0
+while not os.path.exists("go"):
+    with open("steps.txt", "a") as file: print(number, file=file)
+    number += 1
+    time.sleep(0.02)
+"#;
+    let sandbox = Sandbox::new();
+    let [real, dir] = ["real", "mounted"].map(|name| sandbox.path().join(name));
+    for made in [&real, &dir] {
+        fs::create_dir(made).unwrap();
+    }
+    let mount = || {
+        rustix::mount::mount_bind(&real, &dir).unwrap();
+        SmallDisk(&dir)
+    };
+    let start = |name: &str| {
+        let mut command =
+            sandbox.command(["--".as_ref(), python().as_os_str(), "-c".as_ref(), COUNT.as_ref()]);
+        sandbox.start_command(name, {
+            command.current_dir(&dir);
+            command
+        })
+    };
+    let mounted = mount();
+    let mut job = start("first");
+    let steps = || fs::read_to_string(real.join("steps.txt")).unwrap_or_default();
+    job.until("steps", || (steps().lines().count() > 5).then_some(()));
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    drop(mounted);
+    let mut refused = start("unmounted");
+    assert_eq!(refused.wait(), 2, "{}", refused.said());
+    assert!(refused.said().contains("nothing is mounted there now"), "{}", refused.said());
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 0, "nothing is made there");
+    let _mounted = mount();
+    fs::write(real.join("go"), "").unwrap();
+    let mut job = start("again");
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    let numbers: Vec<_> = steps().lines().map(str::to_owned).collect();
+    assert_eq!(numbers, (0..numbers.len()).map(|number| number.to_string()).collect::<Vec<_>>());
+}
+
 /// The disk is full when the job ends: ckpt-run still returns its exit code.
 #[test]
 fn a_full_disk_at_the_end_does_not_change_the_result() {

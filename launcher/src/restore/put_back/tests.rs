@@ -90,7 +90,7 @@ impl Job {
         capture.prepare();
         let mut files: CapturedFiles =
             capture.freeze(&open, Instant::now() + Duration::from_secs(60)).unwrap();
-        let inventory = files.take_inventory();
+        let inventory = files.take_inventory("/");
         let data = self.store(&files, &staged);
         std::thread::sleep(Duration::from_millis(30));
         Snapshot { inventory, data, tree: self.tree() }

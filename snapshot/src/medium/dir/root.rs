@@ -13,7 +13,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -26,6 +28,8 @@ pub(super) struct Root {
     pub(super) directory: PathBuf,
     /// Directories (relative to the root) that this process has made durable.
     durable: Mutex<BTreeSet<PathBuf>>,
+    /// The device of its file system, once it has been there.
+    device: OnceLock<u64>,
     notes: Notes,
 }
 
@@ -41,7 +45,7 @@ pub(super) struct Folder {
 
 impl Root {
     pub(super) fn new(directory: PathBuf, notes: Notes) -> Self {
-        Self { directory, durable: Mutex::default(), notes }
+        Self { directory, durable: Mutex::default(), device: OnceLock::new(), notes }
     }
 
     /// Opens the directory of the object `name`.
@@ -70,8 +74,9 @@ impl Root {
 
     /// Creates the directory `path` and its missing parents, and makes their entries durable.
     fn make_dir(&self, path: &Path) -> io::Result<File> {
+        self.check_mounted()?;
         make_root(&self.directory)?;
-        let mut dir = File::open(&self.directory)?;
+        let mut dir = self.open_root()?;
         let mut above = PathBuf::new();
         for part in path {
             let below = above.join(part);
@@ -87,8 +92,26 @@ impl Root {
         Ok(dir)
     }
 
-    fn open_dir(&self, path: &Path) -> io::Result<File> {
+    /// A root that was there, and whose file system is not mounted any more, is not made on the disk below.
+    fn check_mounted(&self) -> io::Result<()> {
+        let Some(device) = self.device.get().filter(|_| !self.directory.exists()) else { return Ok(()) };
+        let above = self.directory.ancestors().skip(1).find_map(|dir| dir.metadata().ok());
+        if above.is_some_and(|above| above.dev() != *device) {
+            return Err(io::Error::other("its file system is not mounted any more"));
+        }
+        Ok(())
+    }
+
+    fn open_root(&self) -> io::Result<File> {
         let root = File::open(&self.directory)?;
+        if self.device.get().is_none() {
+            let _ = self.device.set(root.metadata()?.dev());
+        }
+        Ok(root)
+    }
+
+    fn open_dir(&self, path: &Path) -> io::Result<File> {
+        let root = self.open_root()?;
         if path.as_os_str().is_empty() { Ok(root) } else { open_dir_at(&root, path) }
     }
 
