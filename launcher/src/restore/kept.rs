@@ -70,7 +70,10 @@ impl Kept {
         let name = self.next_name(path);
         if let Some(to) = self.dir.as_ref().map(|dir| dir.join(&name)) {
             match fs::rename(path, &to) {
-                Ok(()) => return Ok(self.listed(path, to)),
+                Ok(()) => {
+                    unshare(&to);
+                    return Ok(self.listed(path, to));
+                }
                 Err(error) if error.kind() != io::ErrorKind::CrossesDevices => return Err(error),
                 Err(_) => {}
             }
@@ -85,6 +88,7 @@ impl Kept {
         fs::create_dir_all(&beside)?;
         let to = beside.join(format!("{}-{name}", self.resume));
         fs::rename(path, &to)?;
+        unshare(&to);
         Ok(self.listed(path, to))
     }
 
@@ -250,6 +254,28 @@ fn is_small(path: &Path) -> bool {
         bytes += meta.as_ref().map_or(0, |meta| if meta.is_file() { data_bytes(meta) } else { 0 });
         meta.is_ok() && count < COPY_MAX_FILES && bytes <= COPY_MAX_BYTES
     })
+}
+
+/// Gives what was taken files of its own: one with another name, which stays with the job, would change with it. Large ones
+/// are left as they are.
+fn unshare(kept: &Path) {
+    if !is_small(kept) {
+        return;
+    }
+    let own = |path: &Path| -> io::Result<()> {
+        let mut copied = path.as_os_str().to_owned();
+        copied.push(".copy");
+        copy(path, Path::new(&copied))?;
+        fs::rename(&copied, path)
+    };
+    let is_shared = |meta: &fs::Metadata| meta.is_file() && meta.nlink() > 1;
+    for entry in
+        tree(kept).into_iter().flatten().filter(|entry| entry.metadata().is_ok_and(|meta| is_shared(&meta)))
+    {
+        if let Err(error) = own(entry.path()) {
+            tracing::debug!("{} is still another name of a file of the job: {error}", entry.path().display());
+        }
+    }
 }
 
 /// Copies a file, or a directory with the files, links and directories below it.

@@ -341,6 +341,34 @@ fn a_replaced_file_with_a_further_name() {
     );
 }
 
+/// A name that the job has made since is kept with its content, which does not change with the job's file.
+#[test]
+fn what_is_kept_is_no_further_name_of_a_file_of_the_job() {
+    let job = round_trip(
+        |job| {
+            job.write("a", "shared");
+            fs::hard_link(job.path("a"), job.path("x")).unwrap();
+        },
+        &[],
+        |job| {
+            fs::remove_file(job.path("x")).unwrap();
+            job.rename("a", "c");
+            fs::create_dir(job.path("dir")).unwrap();
+            for later in ["b", "dir/b"] {
+                fs::hard_link(job.path("c"), job.path(later)).unwrap();
+            }
+            job.append("b", " and more");
+        },
+    );
+    assert_eq!(fs::metadata(job.path("a")).unwrap().nlink(), 2);
+    let kept = walkdir::WalkDir::new(job.dir.path().join("kept")).into_iter().map(|entry| entry.unwrap());
+    let kept: Vec<_> = kept.filter(|entry| entry.file_name().to_string_lossy().ends_with('b')).collect();
+    assert!(kept.len() >= 2, "{kept:?}");
+    for entry in kept {
+        assert_eq!(fs::read_to_string(entry.path()).unwrap(), "shared and more", "{entry:?}");
+    }
+}
+
 /// The kernel reports only the name that a file was written through.
 #[test]
 fn a_file_that_is_written_through_another_name() {
