@@ -86,6 +86,7 @@ pub const GROUPS: &[(&str, &[&str])] = &[
             "temporary_trees",
             "special_files",
             "changes_kind",
+            "random_tree",
             "odd_names",
         ],
     ),

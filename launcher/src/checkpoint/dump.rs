@@ -180,6 +180,11 @@ impl Attempt<'_> {
                 Err(DumpError::Attempt(error)) => return Err(error),
                 Err(DumpError::Session(error)) => error,
             };
+            // One that was killed.
+            let init_pid = self.parts.job.namespace.init_pid();
+            for dir in links::dirs_of_unnamed(&self.proc()) {
+                links::remove_left(&dir, &self.root(), init_pid, &names);
+            }
             for kind in ["images", "shm"] {
                 if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
                     tracing::debug!("cannot remove the files of a failed dump: {error}");
@@ -198,7 +203,6 @@ impl Attempt<'_> {
                 if let Some(dir) = links::taken_in(&criu_log(&work)) {
                     drop(names);
                     names = links::NamesLock::exclusive(self.freeze_timeout);
-                    let init_pid = self.parts.job.namespace.init_pid();
                     let until = Instant::now() + LEFT_LINKS_PATIENCE;
                     while links::remove_left(&dir, &self.root(), init_pid, &names) && Instant::now() < until {
                         std::thread::sleep(DUMP_RETRY_DELAY);
@@ -380,6 +384,8 @@ impl Attempt<'_> {
             let descriptors =
                 Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
             self.refuse_lost_data(&descriptors, unreceived)?;
+            let ghosts = Descriptors::ghosts(&|name| images.read(name)).map_err(|error| error.to_string())?;
+            links::check_ghosts(&ghosts, &self.root())?;
             files.touch(tracking::next(&self.parts.job.namespace, files.next_record()));
             let mut record = self.record_frozen(descriptors, shm, state, files, *deadline)?;
             phases.record += begun.elapsed();
@@ -604,6 +610,7 @@ impl Attempt<'_> {
         let mut open = OpenForWriting {
             writable: writable.iter().cloned().collect(),
             append_only: descriptors.append_only,
+            criu_links: links.iter().map(|link| link.path.clone()).collect(),
             ..OpenForWriting::default()
         };
         open.add_mapped(&self.proc(), &survey.pids);

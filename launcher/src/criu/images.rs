@@ -3,6 +3,7 @@
 //! An image consists of two magic numbers and entries: a length (32-bit, little-endian) and a protobuf message. Field
 //! numbers are those of CRIU's images/fdinfo.proto, regfile.proto, pipe.proto, remap-file-path.proto, stats.proto.
 
+use crate::files::links::Ghost;
 use crate::sys::path_text::{bytes_text, path_text};
 use prost::Message;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -162,6 +163,9 @@ impl UnixEntry {
     }
 }
 
+const S_IFMT: u32 = libc::S_IFMT;
+const S_IFDIR: u32 = libc::S_IFDIR;
+
 #[derive(Message)]
 struct RemapEntry {
     #[prost(uint32, required, tag = "1")]
@@ -263,27 +267,27 @@ impl Descriptors {
         Ok(found)
     }
 
-    /// Absolute paths of the files that CRIU creates in a restore for open files without a name, and deletes at its end:
-    /// `PATH.cr.ID.ghost`, with the ID in hexadecimal. A restore finds those that a killed one has left, and fails.
+    /// The open files and directories without a name that CRIU makes again in a restore.
     ///
     /// # Errors
     /// When an image cannot be read.
-    pub fn ghosts(read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Result<Vec<String>, ImageError> {
+    pub fn ghosts(read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>) -> Result<Vec<Ghost>, ImageError> {
         let mut ghosts = HashMap::new();
         entries(read, "remap-fpath.img", COMMON_MAGIC, REMAP_MAGIC, |entry: RemapEntry| {
             if entry.kind == Some(GHOST) {
                 ghosts.insert(entry.orig_id, entry.remap_id);
             }
         })?;
-        let mut paths = BTreeSet::new();
+        let mut found = BTreeSet::new();
         if !ghosts.is_empty() {
             entries(read, "files.img", COMMON_MAGIC, FILES_MAGIC, |entry: FileEntry| {
                 if let (Some(regular), Some(id)) = (entry.regular, ghosts.get(&entry.id)) {
-                    paths.insert(format!("{}.cr.{id:x}.ghost", regular.path()));
+                    let is_directory = regular.mode.is_some_and(|mode| mode & S_IFMT == S_IFDIR);
+                    found.insert(Ghost { path: regular.path(), id: *id, is_directory });
                 }
             })?;
         }
-        Ok(paths.into_iter().collect())
+        Ok(found.into_iter().collect())
     }
 
     /// How long the job was frozen, in microseconds, from CRIU's statistics.
@@ -403,7 +407,9 @@ mod tests {
             ["/tmp/log"]
         );
         let images = |name: &str| Ok(Some(samples[usize::from(name == "remap-fpath.img")].clone()));
-        assert_eq!(Descriptors::ghosts(&images).unwrap(), ["/tmp/log.cr.1a.ghost"]);
+        let ghosts = Descriptors::ghosts(&images).unwrap();
+        assert_eq!(ghosts, [Ghost { path: "/tmp/log".to_owned(), id: 0x1a, is_directory: false }]);
+        assert_eq!(ghosts[0].name(), "/tmp/log.cr.1a.ghost");
         ckpt_test_mutate::mutations(&samples, |bytes| {
             let _ = of(bytes);
             let _ = Descriptors::read(&|name| Ok((name == "files.img").then(|| bytes.to_vec())));

@@ -68,6 +68,8 @@ pub struct OpenForWriting {
     pub mapped: BTreeSet<String>,
     /// Their inodes, which have other names too.
     pub mapped_inodes: HashSet<u64>,
+    /// Absolute paths of the links that CRIU has made for the dump. They are no files of the job.
+    pub criu_links: BTreeSet<String>,
 }
 
 /// The job's files while one snapshot is taken.
@@ -361,6 +363,7 @@ impl<'a> Capture<'a> {
                 }
             }
         }
+        found.retain(|path, _| !open.criu_links.contains(path));
         found
     }
 

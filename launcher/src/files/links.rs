@@ -10,15 +10,51 @@ use anyhow::{Context, Result};
 use ckpt_snapshot::LinkedFile;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::retry_on_intr;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Prefix of the links that CRIU creates.
 const CRIU_LINK_PREFIX: &str = "link_remap.";
+
+/// An open file or directory without a name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ghost {
+    /// The text of the absolute path that it had.
+    pub path: String,
+    /// The number that CRIU has given it.
+    pub id: u32,
+    /// Whether it is a directory.
+    pub is_directory: bool,
+}
+
+impl Ghost {
+    #[cfg(test)]
+    pub fn new(path: &str, is_directory: bool) -> Self {
+        Self { path: path.to_owned(), id: 1, is_directory }
+    }
+
+    /// The name that CRIU gives it in a restore, and deletes at the end of that. A restore finds those that a killed one
+    /// has left, and fails.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}.cr.{:x}.ghost", self.path, self.id)
+    }
+}
+
+/// How the kernel marks the path of an open file whose name was removed (proc_pid_fd(5)).
+const REMOVED: &[u8] = b" (deleted)";
+
+/// Whether CRIU gives names like this to links that it makes for a dump.
+#[must_use]
+pub fn is_criu_link(name: &str) -> bool {
+    let number = name.strip_prefix(CRIU_LINK_PREFIX);
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()))
+}
 
 /// Lock on the names of CRIU's links in all directories of this machine. CRIU numbers its links per dump, and fails where a
 /// name is taken, so two jobs with such files in one directory (/dev/shm) are in each other's way.
@@ -98,7 +134,7 @@ pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) -> 
     };
     let mut left = BTreeMap::<(u64, u64), Vec<PathBuf>>::new();
     for entry in entries.flatten().filter(|_| lock.file.is_some()) {
-        let is_link = entry.file_name().to_string_lossy().starts_with(CRIU_LINK_PREFIX);
+        let is_link = is_criu_link(&entry.file_name().to_string_lossy());
         if let Ok(meta) = entry.metadata()
             && is_link
             && is_mine(&meta)
@@ -118,6 +154,22 @@ pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) -> 
         }
     }
     are_used
+}
+
+/// The directories in which a dump makes links: those of open files whose name was removed, and which have another one.
+/// `proc` is the job's /proc.
+pub fn dirs_of_unnamed(proc: &Path) -> BTreeSet<PathBuf> {
+    let mut dirs = BTreeSet::new();
+    for pid in numbers_in(proc).unwrap_or_default() {
+        for fd in fs::read_dir(proc.join(format!("{pid}/fd"))).into_iter().flatten().flatten() {
+            let Ok(target) = fs::read_link(fd.path()) else { continue };
+            let is_removed = target.as_os_str().as_bytes().ends_with(REMOVED);
+            if is_removed && fs::metadata(fd.path()).is_ok_and(|meta| meta.is_file() && meta.nlink() > 0) {
+                dirs.extend(target.parent().map(Path::to_owned));
+            }
+        }
+    }
+    dirs
 }
 
 /// Keeps the files, known by device and inode, that no process outside of the PID namespace of `init_pid` has open or mapped.
@@ -155,14 +207,41 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
         let entry = entry.map_err(cannot)?;
         let name = entry.file_name();
         let meta = entry.metadata().map_err(cannot)?;
-        if (meta.dev(), meta.ino()) == (wanted.dev(), wanted.ino())
-            && !name.to_string_lossy().starts_with(CRIU_LINK_PREFIX)
+        if (meta.dev(), meta.ino()) == (wanted.dev(), wanted.ino()) && !is_criu_link(&name.to_string_lossy())
         {
             let target = path_text(dir.join(name));
             return Ok(LinkedFile { path: path_text(path), target });
         }
     }
     Err(format!("a file that the job has open was moved out of {}: close it or move it back", dir.display()))
+}
+
+/// Refuses open files and directories without a name that a restore could not make again, or would harm others with:
+/// their directory is another kind of file now, or another directory has got the name, which CRIU would delete.
+///
+/// # Errors
+/// Names the path.
+pub fn check_ghosts(ghosts: &[Ghost], root: &Path) -> Result<(), String> {
+    for ghost in ghosts {
+        let path = text_path(&ghost.path);
+        if ghost.is_directory && fs::symlink_metadata(inside(root, &path)).is_ok() {
+            return Err(format!(
+                "a process of the job has the directory {0} open, or as its working directory, which was deleted, and something else has its name now: let the process leave it, or give the new {0} another name",
+                path.display()
+            ));
+        }
+        let found = path.ancestors().skip(1).find_map(|dir| {
+            let meta = fs::symlink_metadata(inside(root, dir)).ok()?;
+            Some((dir, meta.is_dir() || meta.is_symlink()))
+        });
+        if let Some((dir, false)) = found {
+            return Err(format!(
+                "the job has a deleted file open whose directory was {}, which is no directory any more: close the file, or give the new one another name",
+                dir.display()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Removes CRIU's links after a dump that has ended the job. After other dumps CRIU removes them itself.
@@ -187,20 +266,20 @@ impl Links {
     ///
     /// # Errors
     /// When a link cannot be created, or a ghost not be deleted.
-    pub fn create(links: &[LinkedFile], ghosts: Vec<String>) -> Result<Self> {
+    pub fn create(links: &[LinkedFile], ghosts: &[Ghost]) -> Result<Self> {
         let lock = (!links.is_empty()).then(|| NamesLock::exclusive(NAMES_LOCK_TIMEOUT));
+        // Older builds have saved what CRIU cannot restore.
+        check_ghosts(ghosts, Path::new("/")).map_err(|why| anyhow::anyhow!(why))?;
         let mut all = Self { temporary: Vec::new(), _lock: lock };
         for ghost in ghosts {
-            let ghost = text_path(&ghost).into_owned();
+            let ghost = text_path(&ghost.name()).into_owned();
             remove_temporary(&ghost).with_context(|| format!("cannot remove {}", ghost.display()))?;
             all.temporary.push(ghost);
         }
         for link in links {
             let (path, target) = (text_path(&link.path), text_path(&link.target));
-            let is_criu_link =
-                path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(CRIU_LINK_PREFIX));
             anyhow::ensure!(
-                is_criu_link,
+                path.file_name().is_some_and(|name| is_criu_link(&name.to_string_lossy())),
                 "the snapshot lists {} as a link of CRIU, which it is not",
                 path.display()
             );
@@ -240,6 +319,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_deleted_file_needs_a_directory_and_a_deleted_directory_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("replaced"), "").unwrap();
+        fs::create_dir(dir.path().join("again")).unwrap();
+        let check = |name: &str, is_directory| {
+            check_ghosts(&[Ghost::new(&format!("/{name}"), is_directory)], dir.path())
+        };
+        for fine in ["f", "gone/below/f", "again", "again/f", "replaced"] {
+            assert_eq!(check(fine, false), Ok(()), "{fine}");
+        }
+        assert_eq!([check("gone", true), check("again/gone", true)], [Ok(()), Ok(())]);
+        for lost in ["replaced/f", "replaced/below/f"] {
+            assert!(check(lost, false).unwrap_err().contains("was /replaced, which"), "{lost}");
+        }
+        for taken in ["replaced", "again"] {
+            assert!(check(taken, true).unwrap_err().contains("something else has its name"), "{taken}");
+        }
+    }
+
+    #[test]
     fn another_name_is_found_and_linked() {
         let dir = tempfile::tempdir().unwrap();
         let name = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
@@ -248,18 +347,17 @@ mod tests {
         let found = find(&[name("link_remap.7")], Path::new("/")).unwrap();
         assert_eq!(found, [LinkedFile { path: name("link_remap.7"), target: name("kept") }]);
         fs::remove_file(name("link_remap.7")).unwrap();
-        let ghosts = ["file.cr.1.ghost", "dir.cr.2.ghost", "none.cr.3.ghost"].map(name);
+        let made = ["file", "dir", "none"].map(|of| Ghost::new(&name(of), false));
+        let ghosts = made.each_ref().map(Ghost::name);
         fs::write(&ghosts[0], "").unwrap();
         fs::create_dir(&ghosts[1]).unwrap();
-        let links = Links::create(&found, ghosts.to_vec()).unwrap();
+        let links = Links::create(&found, &made).unwrap();
         assert!(ghosts.iter().all(|ghost| !Path::new(ghost).exists()));
         fs::write(&ghosts[2], "").unwrap();
         assert_eq!(fs::read_to_string(name("link_remap.7")).unwrap(), "x");
         drop(links);
         assert!(!Path::new(&name("link_remap.7")).exists() && !Path::new(&ghosts[2]).exists());
-        assert!(
-            Links::create(&[LinkedFile { path: name("other"), target: name("kept") }], Vec::new()).is_err()
-        );
+        assert!(Links::create(&[LinkedFile { path: name("other"), target: name("kept") }], &[]).is_err());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! Names that are not in the inventory were made since. They are moved aside if the job made them.
 
 use crate::files::inventory::{Copies, Entry, Identity, Inventory, Kind, may_be_since};
+use crate::files::links;
 use crate::files::rules::{Coverage, FileRules};
 use crate::files::walk::MountPoints;
 use crate::job::alive::LastAlive;
@@ -385,7 +386,7 @@ impl<'a> Planner<'a> {
             if self.present.outputs.contains(path.as_str()) {
                 continue;
             }
-            let is_ours = name.starts_with(MOVING);
+            let is_ours = name.starts_with(MOVING) || self.is_left_link(&name, &meta);
             let is_known = self.inventory.entries.contains_key(&path) || self.plan.has_aside_above(&full);
             let is_made_since = self.is_made_since(&path, &meta) || is_ours;
             if is_known || self.is_ancestor_of_known(&path) {
@@ -424,12 +425,24 @@ impl<'a> Planner<'a> {
             })
     }
 
+    /// Whether this is a link to a file of the job that a killed dump has left.
+    fn is_left_link(&self, name: &str, meta: &Metadata) -> bool {
+        let identity = Identity::of(meta);
+        links::is_criu_link(name)
+            && meta.is_file()
+            && (self.is_born_since(&identity)
+                || self.known_inodes.contains(&(identity.ino, identity.born_ns)))
+    }
+
+    fn is_born_since(&self, identity: &Identity) -> bool {
+        may_be_since(identity.born_ns.unwrap_or(identity.changed_ns), self.inventory.recorded_ns)
+    }
+
     /// Whether a name that the inventory lacks was made by the job after the snapshot.
     fn is_made_since(&self, path: &str, meta: &Metadata) -> bool {
         let identity = Identity::of(meta);
         let is_complete = self.inventory.is_complete_at(&text_path(path));
-        let is_born_since =
-            may_be_since(identity.born_ns.unwrap_or(identity.changed_ns), self.inventory.recorded_ns);
+        let is_born_since = self.is_born_since(&identity);
         let is_renamed = || self.known_inodes.contains(&(identity.ino, identity.born_ns));
         (is_complete || is_born_since || is_renamed()) && self.is_by_job(path, identity.changed_ns)
     }

@@ -664,7 +664,7 @@ fn skipped(id: &SnapshotId, why: &str) -> String {
 /// See [`links::Links::create`].
 fn create_links(manifest: &Manifest, loading: &Loading) -> Result<links::Links> {
     let ghosts = Descriptors::ghosts(&|name| loading.images().read(name))?;
-    links::Links::create(&manifest.links, ghosts)
+    links::Links::create(&manifest.links, &ghosts)
 }
 
 fn put_back(file: &SavedFile, loading: &Loading) -> Result<()> {

@@ -1,11 +1,15 @@
 """Habits of using names, links, modes and directories."""
 
+import hashlib
 import os
 import shutil
 import stat
 import tempfile
 
-from habit import Habit, equal, names, pause, read, write
+from habit import Habit, equal, libc, names, pause, read, write
+
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 
 
 class hard_links(Habit):
@@ -287,6 +291,140 @@ class changes_kind(Habit):
             equal(read(os.path.join(path, "inside")) == self.block(n - 1, 100), True, "its file is right")
         else:
             equal(os.readlink(path), "target", "the link")
+
+
+class random_tree(Habit):
+    """Any operation on any name of a small tree, in any order. What a name is shows before each one."""
+
+    MOST_NAMES = 30
+    OPERATIONS = 3
+
+    def begin(self):
+        self.number = 0
+        self.held = []
+        self.known = self.state()
+
+    def state(self):
+        """Of each name, and of each open file: what can be seen of it."""
+        found = {}
+        for dir, _, files in os.walk(self.dir):
+            for path in [dir, *(os.path.join(dir, name) for name in files)]:
+                about = os.lstat(path)
+                of = (oct(about.st_mode), about.st_uid, about.st_gid)
+                if stat.S_ISREG(about.st_mode):
+                    of += (about.st_nlink, hashlib.sha256(read(path)).hexdigest()[:12])
+                elif stat.S_ISLNK(about.st_mode):
+                    of += (os.readlink(path),)
+                found[path] = of
+        for number, fd in self.held:
+            about = os.fstat(fd)
+            content = hashlib.sha256(os.pread(fd, about.st_size, 0)).hexdigest()[:12]
+            found[number] = (oct(about.st_mode), about.st_nlink, content)
+        return found
+
+    def step(self, n):
+        random = self.random(n)
+        for _ in range(self.OPERATIONS):
+            equal(self.state(), self.known, f"the tree before {self.number}")
+            self.operation(random)
+            self.number += 1
+            self.known = self.state()
+            pause()
+
+    def new(self, random, kind):
+        """A name that may be taken, by one of this kind."""
+        return os.path.join(random.choice(self.dirs()), f"{kind}{random.randrange(self.MOST_NAMES)}")
+
+    def dirs(self):
+        return sorted(dir for dir, _, _ in os.walk(self.dir))
+
+    def names(self):
+        return sorted(os.path.join(dir, name) for dir, _, files in os.walk(self.dir) for name in files)
+
+    def operation(self, random):
+        operations = [name for name in vars(type(self)) if name.startswith("do_")]
+        # A name that is taken, a missing file, a directory below itself.
+        try:
+            getattr(self, random.choice(operations))(random)
+        except (OSError, IndexError, shutil.Error):
+            pass
+
+    def file(self, random):
+        """A regular file."""
+        return random.choice([path for path in self.names() if stat.S_ISREG(os.lstat(path).st_mode)])
+
+    def own(self):
+        return [0, 1, 65534] if os.geteuid() == 0 else [os.geteuid()]
+
+    def do_write(self, random):
+        write(self.new(random, "f"), random.randbytes(random.randrange(9000)))
+
+    def do_write_in_place(self, random):
+        with open(self.file(random), "r+b") as file:
+            file.seek(random.randrange(9000))
+            pause()
+            file.write(random.randbytes(300))
+
+    def do_append(self, random):
+        with open(self.file(random), "ab") as file:
+            file.write(random.randbytes(300))
+
+    def do_truncate(self, random):
+        os.truncate(self.file(random), random.randrange(12000))
+
+    def do_rename(self, random):
+        os.rename(random.choice(self.names()), self.new(random, "f"))
+
+    def do_exchange(self, random):
+        paths = [os.fsencode(self.file(random)) for _ in range(2)]
+        libc.renameat2(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE)
+
+    def do_link(self, random):
+        path, held = self.file(random), [os.fstat(fd).st_ino for _, fd in self.held]
+        # Of an open file, the name that it was opened by has to stay in its directory.
+        if os.stat(path).st_ino not in held:
+            os.link(path, self.new(random, "f"))
+
+    def do_symlink(self, random):
+        os.symlink(random.choice(["f1", "d2/f3", "missing/none"]), self.new(random, "f"))
+
+    def do_unlink(self, random):
+        os.unlink(random.choice(self.names()))
+
+    def do_chmod(self, random):
+        os.chmod(self.file(random), random.choice([0o644, 0o600, 0o755, 0o400, 0o4755]))
+
+    def do_chown(self, random):
+        os.chown(self.file(random), random.choice(self.own()), -1)
+
+    def do_mkdir(self, random):
+        os.mkdir(self.new(random, "d"), random.choice([0o755, 0o700]))
+
+    def do_rename_directory(self, random):
+        os.rename(random.choice(self.dirs()[1:]), self.new(random, "d"))
+
+    def do_remove_tree(self, random):
+        shutil.rmtree(random.choice(self.dirs()[1:]))
+
+    def do_unnamed(self, random):
+        """A file without a name that gets one."""
+        fd = os.open(random.choice(self.dirs()), os.O_TMPFILE | os.O_RDWR, 0o640)
+        try:
+            os.write(fd, random.randbytes(1000))
+            pause()
+            os.link(f"/proc/self/fd/{fd}", self.new(random, "f"), follow_symlinks=True)
+        finally:
+            os.close(fd)
+
+    def do_hold(self, random):
+        path = self.file(random)
+        if os.stat(path).st_nlink == 1:
+            self.held.append((self.number, os.open(path, os.O_RDWR | os.O_APPEND)))
+        if len(self.held) > 4:
+            os.close(self.held.pop(0)[1])
+
+    def do_write_held(self, random):
+        os.write(random.choice(self.held)[1], random.randbytes(200))
 
 
 class odd_names(Habit):

@@ -52,6 +52,18 @@ fn is_refused(program: &str, arguments: &[PathBuf], wanted: &[&str]) {
     go_on(&sandbox, job);
 }
 
+/// CRIU would delete the new one at the end of a restore, or fail.
+#[test]
+fn a_deleted_directory_whose_name_is_taken() {
+    for (kind, why) in [
+        ("open", "something else has its name now"),
+        ("cwd", "something else has its name now"),
+        ("of-a-file", "which is no directory any more"),
+    ] {
+        is_refused("deleted_directory.py", &[kind.into()], &["place", why]);
+    }
+}
+
 #[test]
 fn a_unix_connection_to_the_outside() {
     let dir = tempfile::tempdir().unwrap();
