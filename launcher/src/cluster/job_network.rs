@@ -428,6 +428,7 @@ mod tests {
             network_range: None,
             is_anew: false,
             wanted: None,
+            other_node: None,
             parts: Vec::new(),
         }
     }

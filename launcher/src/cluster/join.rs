@@ -38,6 +38,8 @@ pub struct Member {
     pub job: JobDir,
     /// The parts in the store.
     pub parts: Vec<HeldPart>,
+    /// Another node of the job of which the store has parts, if it has none of this node.
+    pub other_node: Option<u32>,
     /// Local ports of their connections.
     pub ports: BTreeSet<u16>,
     /// Whether the job starts from the beginning (`--resume never`).
@@ -82,6 +84,7 @@ impl Member {
             is_anew: self.is_anew,
             wanted: self.wanted.as_ref().map(|wanted| wanted.text.clone()),
             parts: self.parts.clone(),
+            other_node: self.other_node,
         }
     }
 
@@ -318,6 +321,12 @@ fn mismatch(own: &Join, join: &Join) -> Option<String> {
 /// See [`choose`]. With `--resume required`, no snapshot is an error.
 fn to_resume(log: &LogFiles, all: &[&Join], is_required: bool) -> Result<Chosen> {
     let chosen = choose(log, all)?;
+    // Its log is in another store: the job would begin again.
+    if let Some(Join { rank: 0, other_node: Some(other), is_anew: false, .. }) = all.first().copied() {
+        bail!(bad_input(anyhow!(
+            "the store of node 0 has snapshots of node {other} of this job, and none of node 0: give each node the number and the store that it had, or start from the beginning with --resume never on all nodes"
+        )));
+    }
     if is_required && chosen.usable == 0 {
         bail!(bad_input(anyhow!("there is nothing to resume: the job has no snapshot of all nodes")));
     }
@@ -539,6 +548,7 @@ mod tests {
             is_anew: false,
             wanted: None,
             parts: parts.iter().map(part).collect(),
+            other_node: None,
         }
     }
 
@@ -626,6 +636,17 @@ mod tests {
         let known = node(1, &[("000001-other", 1, "b")]);
         let error = choose(&log, &[&node(0, &[]), &known]).unwrap_err().to_string();
         assert!(error.contains("node 1 has parts") && error.contains("no log"), "{error}");
+        // The stores of the nodes were interchanged.
+        let of = |rank, other_node| Join { other_node, ..node(rank, &[]) };
+        // A node more, after a complete run.
+        to_resume(&log, &[&of(0, None), &of(1, Some(0))], false).unwrap();
+        let error = to_resume(&log, &[&of(0, Some(1)), &of(1, Some(0))], false).unwrap_err().to_string();
+        assert!(
+            error.contains("node 0 has snapshots of node 1") && error.contains("--resume never"),
+            "{error}"
+        );
+        let anew = |rank| Join { is_anew: true, ..of(rank, Some(1 - rank)) };
+        to_resume(&log, &[&anew(0), &anew(1)], false).unwrap();
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Join {
     pub wanted: Option<String>,
     /// The parts in its store.
     pub parts: Vec<HeldPart>,
+    /// Another node of the job of which its store has parts, if it has none of this node.
+    pub other_node: Option<u32>,
 }
 
 /// A part in the store of a node.

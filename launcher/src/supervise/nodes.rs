@@ -13,7 +13,7 @@ mod restart;
 use super::policy::Failure;
 use super::services::RunContext;
 use super::session::{JobSession, SessionEnd, SessionOutcome};
-use super::startup::{self, OpenedJob};
+use super::startup::{self, NODE, OpenedJob};
 use super::{Supervisor, metrics, start};
 use crate::checkpoint::nodes::PartPlace;
 use crate::checkpoint::precopy::Precopy;
@@ -28,6 +28,7 @@ use crate::job::status::unix_ms;
 use crate::namespace::Network;
 use crate::report::failure::{exit_code, in_one_line, log_error};
 use crate::restore::resume::Resumer;
+use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::deadline::{
     NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT,
@@ -206,6 +207,7 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         settings,
         job: opened.dir.clone(),
         parts: held_parts(opened)?.into_iter().map(|(_, part)| part).collect(),
+        other_node: other_node(config, opened)?,
         ports: ports(&opened.store)?,
         is_anew: config.resume == Resume::Never,
         wanted: wanted(config, opened)?,
@@ -231,6 +233,23 @@ fn part_of(config: &Config, opened: &OpenedJob, text: &str) -> Result<HeldPart> 
     part.ok_or_else(|| {
         bad_input(anyhow!("the snapshot {id} is none of a job on several nodes, or it cannot be read"))
     })
+}
+
+/// Another node of the job of which the store has parts, if it has none of this node.
+fn other_node(config: &Config, opened: &OpenedJob) -> Result<Option<u32>> {
+    let key = opened.dir.key().as_str();
+    let Some((job, _)) = key.rsplit_once(NODE) else { return Ok(None) };
+    if !tiers::list_local(&opened.store)?.is_empty() {
+        return Ok(None);
+    }
+    for other in Root::open(&config.store)?.jobs()? {
+        let of_job = other.key().as_str().rsplit_once(NODE).filter(|(name, _)| *name == job);
+        let Some(number) = of_job.and_then(|(_, number)| number.parse().ok()) else { continue };
+        if !tiers::list_local(&*tiers::open(&config.store, &other)?)?.is_empty() {
+            return Ok(Some(number));
+        }
+    }
+    Ok(None)
 }
 
 /// The key of `--cluster-key-file`, or that of the store.

@@ -45,6 +45,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The lowest hard limit of open files without a warning.
 const DESCRIPTORS_MIN: u64 = 256;
+/// Between the name of a job and the number of a node, in the name of its part.
+pub(super) const NODE: &str = ".node";
 
 /// The job's store, opened and locked. No other launcher on this machine has the job.
 pub(super) struct OpenedJob {
@@ -84,7 +86,7 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
     let key = match config.nodes.rank.filter(|_| config.nodes.several().is_some()) {
         // Each part has a store of its own, or a place of its own in a shared one.
-        Some(rank) => JobKey::named(&format!("{key}.node{rank}")).map_err(bad_input)?,
+        Some(rank) => JobKey::named(&format!("{key}{NODE}{rank}")).map_err(bad_input)?,
         None => key,
     };
     let pace = config.store.pace();

@@ -87,6 +87,7 @@ impl Simulated {
             ports: BTreeSet::new(),
             is_anew: false,
             wanted: None,
+            other_node: None,
             has_to_resume: false,
             grace: LIMIT,
             network_range: None,
