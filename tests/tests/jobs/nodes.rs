@@ -271,6 +271,18 @@ fn an_older_snapshot_is_resumed_on_all_nodes() {
         assert!(said.contains(&format!("resumed from snapshot {id}")), "{said}");
         assert!(running[1].said().contains("resumed from snapshot"), "{}", running[1].said());
     };
+    let [zero, one] = [0, 1].map(|node| job.machines.sandboxes[node].store.clone());
+    let interchange = || {
+        let aside = zero.with_extension("aside");
+        for (from, to) in [(&zero, &aside), (&one, &zero), (&aside, &one)] {
+            std::fs::rename(from, to).unwrap();
+        }
+    };
+    interchange();
+    let mut refused = job.start();
+    assert_eq!(codes(&mut refused), [2, 2], "{}", said(&refused));
+    assert!(said(&refused).contains("the store of node 0 has snapshots of node 1"), "{}", said(&refused));
+    interchange();
     job.options = resume("9");
     let mut refused = job.start_one(0);
     assert_eq!(refused.wait(), 2, "{}", refused.said());
