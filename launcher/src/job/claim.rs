@@ -7,7 +7,7 @@ use crate::store::options::StoreOptions;
 use crate::store::tiers;
 use crate::sys::deadline::{STORE_RETRY_TIMEOUT, within};
 use anyhow::Result;
-use ckpt_snapshot::{JobDir, JobIdentity, JobRecord, OpenError, SnapshotId, Tiers};
+use ckpt_snapshot::{JobDir, JobIdentity, JobOutcome, JobRecord, OpenError, SnapshotId, Tiers};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -49,6 +49,8 @@ pub struct ClaimedJob {
     pub ownership: Arc<Ownership>,
     /// The record beside uploaded snapshots, if there are uploads.
     pub handover: Option<Arc<Handover>>,
+    /// How the job ended before, on this machine or on another one.
+    pub before: JobOutcome,
     /// The claim.
     pub claim: Arc<Claim>,
 }
@@ -89,6 +91,7 @@ impl ClaimedJob {
         let (ownership, candidates) = claim_and_decide(resume, dir, store, identity, newer.as_ref())?;
         let ownership = Arc::new(ownership);
         let launchers = [ownership.previous().launcher.clone(), ownership.record().launcher];
+        let before = newer.as_ref().map_or(ownership.previous().outcome, |newer| newer.outcome);
         let others = newer.map(|newer| newer.launcher);
         if let Some(handover) = &mut handover {
             handover.begin(launchers.into_iter().chain(others).collect());
@@ -98,7 +101,7 @@ impl ClaimedJob {
         }
         let handover = handover.map(Arc::new);
         let claim = Arc::new(Claim::new(&ownership, handover.as_ref()));
-        Ok((Self { ownership, handover, claim }, candidates))
+        Ok((Self { ownership, handover, before, claim }, candidates))
     }
 
     /// Publishes the record for other machines: which snapshots the job has left behind, for example. Waits for that no

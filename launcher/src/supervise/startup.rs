@@ -170,7 +170,7 @@ pub(super) fn claim(
             );
             keep_command(opened, &claimed, id)?;
         }
-        None if *resume == Resume::Auto && claimed.ownership.previous().outcome == JobOutcome::Complete => {
+        None if *resume == Resume::Auto && claimed.before == JobOutcome::Complete => {
             tracing::info!(
                 "job {key}: it was complete, as it had ended with 0, and starts again from the beginning. `--resume ID` resumes one of its snapshots"
             );

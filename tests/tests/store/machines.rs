@@ -44,6 +44,7 @@ fn a_returning_job_resumes_from_the_newest_upload() {
     plug_in("two");
     let job = start(&sandbox, "fourth", &options);
     assert!(!job.said().contains("resumed"), "it is complete: {}", job.said());
+    assert!(job.said().contains("it was complete, as it had ended with 0"), "{}", job.said());
     assert_eq!(finish(&sandbox, "fourth", job), unbroken(0));
 }
 
