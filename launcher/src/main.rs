@@ -76,6 +76,7 @@ fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
         // `ckpt-run ls | head` is no error.
         Err(error) if !is_run && failure::is_closed_output(&error) => 0,
         Err(error) => {
+            let error = failure::naming_output(error);
             failure::log_error(&error);
             failure::exit_code(&error, if is_run { sys::error::EXIT_OWN } else { sys::error::EXIT_NEGATIVE })
         }

@@ -75,6 +75,17 @@ pub fn is_closed_output(error: &anyhow::Error) -> bool {
     causes.any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// Names stdout in an error of writing to it, which says nothing of where: the remedy for a full disk would be to delete
+/// snapshots.
+#[must_use]
+pub fn naming_output(error: anyhow::Error) -> anyhow::Error {
+    let is_full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+    if error.chain().count() == 1 && error.downcast_ref().is_some_and(is_full) {
+        return anyhow::anyhow!("cannot write to stdout: {error}. Write to another place");
+    }
+    error
+}
+
 /// An error with all its causes in one line.
 #[must_use]
 pub fn in_one_line(error: &anyhow::Error) -> String {

@@ -322,6 +322,20 @@ fn values_that_are_empty_or_negative_are_refused() {
     }
 }
 
+#[test]
+fn a_full_output_is_not_the_disk_of_the_store() {
+    let sandbox = Sandbox::new();
+    sandbox.ok(["--", "true"]);
+    for arguments in [&["status"][..], &["config"], &["status", "--json"]] {
+        let mut command = sandbox.command(arguments);
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = command.stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("cannot write to stdout") && !said.contains("prune"), "{arguments:?}: {said}");
+        assert_eq!(output.status.code(), Some(1), "{said}");
+    }
+}
+
 /// A launcher that is stopped, or that waits for a disk, does not keep commands waiting.
 #[test]
 fn a_launcher_that_does_not_answer_is_named() {
