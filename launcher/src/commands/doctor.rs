@@ -197,7 +197,10 @@ const RIGHTS: [(&str, &str); 8] = [
     ("CAP_SYS_CHROOT", "for the root directories of resumed processes (root only)"),
     ("CAP_DAC_READ_SEARCH", "for jobs that watch files with inotify or fanotify"),
     ("CAP_SYS_PTRACE", "for processes of the job with other users or capabilities"),
-    ("CAP_SYS_RESOURCE", "to restore resource limits above those of the user"),
+    (
+        "CAP_SYS_RESOURCE",
+        "to save processes of another user, and to restore resource limits above those of the user",
+    ),
 ];
 
 /// The capability with this name.
@@ -220,6 +223,11 @@ fn check_rights() -> Vec<Finding> {
         "everything works for root; see `ckpt-run docs privileges` for other users",
         "run ckpt-run as root",
     );
+    let how = if rights.is_root() {
+        "give it to the container or service in which ckpt-run runs as root (--cap-add)"
+    } else {
+        "run ckpt-run as root, or give it this capability (setcap on its file, or as an ambient one)"
+    };
     let needed = rights.needed();
     let of_right = |(name, why)| {
         let is_needed = needed.iter().any(|one| one.name == name);
@@ -229,7 +237,7 @@ fn check_rights() -> Vec<Finding> {
             if is_held { Ok("held".to_owned()) } else { Err("not held".to_owned()) },
             if is_needed { State::Missing } else { State::Limited },
             why,
-            "run ckpt-run as root, or give it this capability (setcap on its file, or as an ambient one)",
+            how,
         )
     };
     std::iter::once(user).chain(RIGHTS.into_iter().map(of_right)).collect()

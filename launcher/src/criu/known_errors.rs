@@ -21,6 +21,10 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
         "a process has a TCP connection, which CRIU can save only with CAP_NET_ADMIN: run the job with --network private, or give ckpt-run that capability",
     ),
     (
+        "Can't get rlimit",
+        "a process of the job runs as another user than ckpt-run (setpriv, su), whose limits can be read only with CAP_SYS_RESOURCE: give ckpt-run that capability, also where it is root (a container: --cap-add SYS_RESOURCE), or start all of the job as one user",
+    ),
+    (
         "Can't dump that handle",
         "a process watches files with inotify or fanotify: CRIU can save that only with CAP_DAC_READ_SEARCH in the initial user namespace, see `ckpt-run docs privileges`",
     ),
