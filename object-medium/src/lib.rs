@@ -36,7 +36,7 @@ use std::sync::Arc;
 /// See [`ObjectMedium::open`].
 pub fn open(url: &StoreUrl, options: Options) -> io::Result<Arc<dyn Medium>> {
     match url.directory() {
-        Some(directory) => Ok(Arc::new(DirMedium::new(directory))),
+        Some(directory) => Ok(Arc::new(DirMedium::new(directory).with_guard(options.guard))),
         None => Ok(Arc::new(ObjectMedium::open(url, options)?)),
     }
 }

@@ -7,7 +7,7 @@ use crate::retry::{Backoff, Retry, failure, is_temporary, status, to_io};
 use crate::url::{Service, StoreUrl};
 use crate::writer::Writer;
 use ckpt_snapshot::RelPath;
-use ckpt_snapshot::medium::{Medium, ObjectReader, ObjectWriter};
+use ckpt_snapshot::medium::{Guard, Medium, ObjectReader, ObjectWriter};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{Error, ListResult, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload};
@@ -34,6 +34,8 @@ pub struct Options {
     pub retry: Retry,
     /// The rate limit of uploads.
     pub pace: Arc<Pace>,
+    /// Asked before a directory (`file://`) that is missing is made.
+    pub guard: Option<Guard>,
 }
 
 impl fmt::Debug for Options {

@@ -47,7 +47,7 @@ impl fmt::Display for Refusal {
             ),
             Self::OtherKey => write!(
                 out,
-                "it was written with another key. Name the key of this job with --encrypt-key-file. Only if you are sure that you do, somebody who does not have it has written the record. {REMOVE}"
+                "it was written with another key. Name the key of this job with --encrypt-key-file. If you are sure that this is its key, somebody who does not have it has written the record. {REMOVE}"
             ),
             Self::WrongCode => write!(
                 out,

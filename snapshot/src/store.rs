@@ -23,7 +23,7 @@ pub type ProgressFn<'a> = &'a (dyn Fn(u64) + Sync);
 /// [`Store::sweep`] removes it.
 pub trait Store: Debug + Send + Sync {
     /// Begins the snapshot `id`. `needed_bytes` is an upper estimate of its size, of which the store may have most already:
-    /// nothing is written if the free space is certain to be short.
+    /// nothing is written if the free space is most likely short.
     ///
     /// # Errors
     /// [`SaveError::NoSpace`] if the snapshot does not fit, [`SaveError::Io`] if a step fails.

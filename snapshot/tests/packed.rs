@@ -406,7 +406,7 @@ fn a_first_snapshot_does_not_say_what_the_next_one_needs() {
     let saved = save(&store, 2, &[("a", &content)]).unwrap();
     assert_eq!(saved.stored_bytes, Some(CHUNK_BYTES as u64));
     // Now it is known what a snapshot adds.
-    free_bytes.store(CHUNK_BYTES as u64, Ordering::Relaxed);
+    free_bytes.store(CHUNK_BYTES as u64 / 2, Ordering::Relaxed);
     let id = manifest(3).id;
     assert!(matches!(store.begin(&id, content.len() as u64).err(), Some(SaveError::NoSpace { .. })));
 }

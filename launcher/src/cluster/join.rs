@@ -58,8 +58,8 @@ pub struct Member {
 pub struct Wanted {
     /// As it was named.
     pub text: String,
-    /// The part of node 0, which says which snapshot it is.
-    pub part: Option<HeldPart>,
+    /// The part in the store, or why there is none. That of node 0 says which snapshot it is.
+    pub part: Result<HeldPart, String>,
 }
 
 /// Waits until all nodes are there, and starts the thread that talks to them.
@@ -153,13 +153,12 @@ fn gather(member: Member) -> Result<Cluster> {
 fn open_log(member: &Member, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<(Chosen, LogFiles)> {
     let job = &member.job;
     let newest = if member.wanted.is_some() { LogFiles::newest(job).transpose() } else { None };
-    let log = newest.unwrap_or_else(|| LogFiles::open(job, member.is_anew));
+    let log = match newest {
+        Some(newest) => newest.map(LogFiles::reopened),
+        None => LogFiles::open(job, member.is_anew),
+    };
     let log = log.context("the log of the job's nodes cannot be opened")?;
-    let chosen = welcome(member, &log, own, joined)?;
-    if member.wanted.is_some() {
-        log.set_incomplete().context("the log of the job's nodes cannot be written")?;
-    }
-    Ok((chosen, log))
+    Ok((welcome(member, &log, own, joined)?, log))
 }
 
 /// Waits until all other nodes have joined.
@@ -218,9 +217,13 @@ fn listened(host: &str, addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
 /// Why node 0 cannot listen, and what to do about it.
 fn cannot_listen(at: &Coordinator, error: std::io::Error) -> anyhow::Error {
     match error.kind() {
-        ErrorKind::AddrNotAvailable => bad_input(anyhow!(
-            "node 0 cannot listen at {at}, which is no address of this machine: give the address of node 0 as --coordinator"
-        )),
+        ErrorKind::AddrNotAvailable => {
+            let why = anyhow!(
+                "node 0 cannot listen at {at}, which is no address of this machine: give the address of node 0 as --coordinator"
+            );
+            // A name may lead to this machine a little later.
+            if at.host.parse::<IpAddr>().is_ok() { bad_input(why) } else { why }
+        }
         // The launcher before it may be about to end.
         ErrorKind::AddrInUse => anyhow!(
             "node 0 cannot listen at {at}, since another program does: end it, or give another port in --coordinator on all nodes"
@@ -240,8 +243,9 @@ struct Chosen {
 fn welcome(member: &Member, log: &LogFiles, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<Chosen> {
     let all: Vec<_> = std::iter::once(own).chain(joined.values().map(|one| &one.join)).collect();
     let mut chosen = match &member.wanted {
-        Some(Wanted { text, part: Some(part) }) => only(log, &all, (text, part))?,
-        _ => to_resume(log, &all, member.has_to_resume)?,
+        Some(Wanted { part: Err(why), .. }) => bail!(bad_input(anyhow!("{why}"))),
+        Some(Wanted { text, part: Ok(part) }) => only(log, &all, (text, part))?,
+        None => to_resume(log, &all, member.has_to_resume)?,
     };
     if let Some(range) = member.network_range {
         let machines = joined.values().map(|one| (&one.join, one.machines.0));
@@ -399,7 +403,13 @@ fn choose(log: &LogFiles, all: &[&Join]) -> Result<Chosen> {
             newest_lacks.get_or_insert(lacking.join(", "));
         }
     }
-    if let (Some(nodes), true) = (newest_lacks, excluded.len() == committed.len()) {
+    let is_none_left = !committed.is_empty() && excluded.len() == committed.len();
+    if is_none_left && newest_lacks.is_none() {
+        bail!(bad_input(anyhow!(
+            "each snapshot of the job was left behind by a node, which was resumed from an older one: name one with --resume ID on all nodes, or start from the beginning with --resume never"
+        )));
+    }
+    if let (Some(nodes), true) = (newest_lacks, is_none_left) {
         bail!(bad_input(anyhow!(
             "no snapshot of the job is complete: its newest lacks the part of node {nodes}. Give each node the store that it had, with the same number of nodes, or start from the beginning with --resume never on all nodes"
         )));
@@ -611,9 +621,23 @@ mod tests {
             let error = super::only(&log, &[&zero, &one], ("x", part)).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+        zero_and_one_left_all(&log, &zero, &one);
         log.set_complete().unwrap();
-        log.set_incomplete().unwrap();
+        let mut reopened = LogFiles::newest(&job).unwrap().unwrap().reopened();
+        assert!(!reopened.has_begun());
+        assert_ne!(LogFiles::open(&job, false).unwrap().name(), name, "not before it has begun");
+        reopened.begin().unwrap();
         assert_eq!(LogFiles::open(&job, false).unwrap().name(), name);
+    }
+
+    fn zero_and_one_left_all(log: &LogFiles, zero: &Join, one: &Join) {
+        let (mut zero, mut one) = (zero.clone(), one.clone());
+        let parts = zero.parts.iter_mut().take(2).chain(&mut one.parts);
+        parts.for_each(|part| part.is_abandoned = true);
+        let name = log.name().to_owned();
+        one.parts.extend(node(1, &[(&name, 1, "b")]).parts);
+        let error = choose(log, &[&zero, &one]).unwrap_err().to_string();
+        assert!(error.contains("left behind") && error.contains("--resume ID"), "{error}");
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct LogFiles {
     job: JobDir,
     name: String,
     has_begun: bool,
+    /// The job goes on from a snapshot of this run, which may have been complete.
+    is_reopened: bool,
 }
 
 impl LogFiles {
@@ -58,14 +60,14 @@ impl LogFiles {
             names.extend(entry?.file_name().into_string().ok().filter(|name| number(name).is_some()));
         }
         let newest = names.into_iter().max_by_key(|name| number(name));
-        Ok(newest.map(|name| Self { job: job.clone(), name, has_begun: true }))
+        Ok(newest.map(|name| Self { job: job.clone(), name, has_begun: true, is_reopened: false }))
     }
 
     /// Whether the log has the global manifest of this part; `None` if the log is not in this store, which is then not that
     /// of node 0.
     #[must_use]
     pub fn has_manifest_of(job: &JobDir, part: &NodePart) -> Option<bool> {
-        let log = Self { job: job.clone(), name: part.log.clone(), has_begun: true };
+        let log = Self { job: job.clone(), name: part.log.clone(), has_begun: true, is_reopened: false };
         // The name is from a manifest, and must not lead elsewhere.
         number(&log.name).filter(|_| !log.name.contains('/') && log.dir().is_dir())?;
         let log = log.log().ok()?;
@@ -76,7 +78,7 @@ impl LogFiles {
     fn create(job: &JobDir, before: Option<&Self>) -> io::Result<Self> {
         let number = before.and_then(|log| number(&log.name)).unwrap_or(0) + 1;
         let name = format!("{number:06}-{:016x}", fastrand::Rng::new().u64(..));
-        let log = Self { job: job.clone(), name, has_begun: false };
+        let log = Self { job: job.clone(), name, has_begun: false, is_reopened: false };
         if let Err(error) = log.remove_not_begun() {
             tracing::warn!("a log of the job's nodes whose run did not begin cannot be removed: {error}");
         }
@@ -100,10 +102,16 @@ impl LogFiles {
         Ok(())
     }
 
-    /// Whether the run has begun.
+    /// Whether the run has begun, or goes on.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.has_begun
+        self.has_begun && !self.is_reopened
+    }
+
+    /// The same log, of a run that goes on also if it was complete, from [`Self::begin`] on.
+    #[must_use]
+    pub fn reopened(self) -> Self {
+        Self { is_reopened: true, ..self }
     }
 
     /// Begins the run, durably: from now on, its snapshots are the ones to resume.
@@ -111,6 +119,12 @@ impl LogFiles {
     /// # Errors
     /// When the store cannot be written.
     pub fn begin(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.is_reopened) {
+            match fs::remove_file(self.dir().join(COMPLETE)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => sync_dir(&self.dir())?,
+            }
+        }
         if self.has_begun {
             return Ok(());
         }
@@ -209,17 +223,6 @@ impl LogFiles {
         self.begin()?;
         let mark = authentic::sealed(&self.key(COMPLETE), COMPLETE);
         write_atomically(&self.dir().join(COMPLETE), mark.as_bytes())
-    }
-
-    /// The job goes on from a snapshot of this run, which may have been complete.
-    ///
-    /// # Errors
-    /// When the store cannot be written.
-    pub fn set_incomplete(&self) -> io::Result<()> {
-        match fs::remove_file(self.dir().join(COMPLETE)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => sync_dir(&self.dir()),
-        }
     }
 
     fn is_complete(&self) -> bool {

@@ -27,6 +27,9 @@ const TICK_NS: i64 = 20_000_000;
 /// seconds: FAT.
 const COARSE_TICK_NS: i64 = 2_000_000_000;
 
+/// Mount points that say nothing: services and schedulers give each job a directory for temporary files.
+const OF_EACH_JOB: &[&str] = &["/", "/tmp", "/var/tmp"];
+
 /// The job's files at a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inventory {
@@ -44,8 +47,8 @@ pub struct Inventory {
     pub excluded: Vec<String>,
     /// What the rules cover, but the snapshot does not, with the reason.
     pub uncovered: BTreeMap<String, String>,
-    /// Where the file systems of the working directory and of what the job has written are mounted, apart from `/` and from
-    /// those in memory. Not in snapshots of older builds.
+    /// Where the file systems of the working directory and of what the job has written are mounted, apart from `/`, those in
+    /// memory, and directories for temporary files. Not in snapshots of older builds.
     #[serde(default)]
     pub mount_points: BTreeSet<String>,
 }
@@ -242,7 +245,7 @@ impl Inventory {
         let on_disk = |mount: &&MountInfo| !matches!(mount.fs_type.as_str(), "tmpfs" | "ramfs");
         let points = dirs.iter().filter_map(|dir| mount_of(&mounts, dir)).filter(on_disk);
         let points = points.map(|mount| path_text(&mount.mount_point));
-        self.mount_points = points.filter(|point| point != "/").collect();
+        self.mount_points = points.filter(|point| !OF_EACH_JOB.contains(&point.as_str())).collect();
     }
 
     /// Decodes the content of [`INVENTORY`].

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use ckpt_snapshot::LinkedFile;
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::retry_on_intr;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -124,8 +125,8 @@ pub fn taken_in(log: &str) -> Option<PathBuf> {
 }
 
 /// Deletes the links that killed dumps have left in a directory of the job, whose root is `root`: those of this user's files
-/// that have another name, and that no process outside of the job uses. Nothing may dump the job meanwhile, and without the
-/// lock for this dump alone nothing is deleted. Whether there are some that others use: the processes of a job that was killed
+/// that have another name, and that no process outside of the job uses. Nothing may dump the job meanwhile, and without a
+/// lock nothing is deleted. Whether there are some that others use: the processes of a job that was killed
 /// may be about to end.
 pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) -> bool {
     let Ok(entries) = fs::read_dir(inside(root, dir)) else { return false };
@@ -216,23 +217,31 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
     Err(format!("a file that the job has open was moved out of {}: close it or move it back", dir.display()))
 }
 
-/// Refuses open files and directories without a name that a restore could not make again, or would harm others with:
-/// their directory is another kind of file now, or another directory has got the name, which CRIU would delete.
+/// The name of a deleted directory of `ghosts` that something else has now: a restore would delete that, or fail.
+#[must_use]
+pub fn taken_name<'a>(ghosts: &'a [Ghost], root: &Path) -> Option<Cow<'a, Path>> {
+    let dirs = ghosts.iter().filter(|ghost| ghost.is_directory).map(|ghost| text_path(&ghost.path));
+    dirs.into_iter().find(|path| fs::symlink_metadata(inside(root, path)).is_ok())
+}
+
+/// Refuses open files and directories without a name that a restore could not make again: see [`taken_name`]; or the
+/// directory of a file is another kind of file now.
 ///
 /// # Errors
 /// Names the path.
 pub fn check_ghosts(ghosts: &[Ghost], root: &Path) -> Result<(), String> {
+    if let Some(path) = taken_name(ghosts, root) {
+        return Err(format!(
+            "a process of the job has the directory {0} open, or as its working directory, which was deleted, and something else has its name now: let the process leave it, or give the new {0} another name",
+            path.display()
+        ));
+    }
     for ghost in ghosts {
         let path = text_path(&ghost.path);
-        if ghost.is_directory && fs::symlink_metadata(inside(root, &path)).is_ok() {
-            return Err(format!(
-                "a process of the job has the directory {0} open, or as its working directory, which was deleted, and something else has its name now: let the process leave it, or give the new {0} another name",
-                path.display()
-            ));
-        }
         let found = path.ancestors().skip(1).find_map(|dir| {
-            let meta = fs::symlink_metadata(inside(root, dir)).ok()?;
-            Some((dir, meta.is_dir() || meta.is_symlink()))
+            let at = inside(root, dir);
+            fs::symlink_metadata(&at).ok()?;
+            Some((dir, fs::metadata(&at).is_ok_and(|meta| meta.is_dir())))
         });
         if let Some((dir, false)) = found {
             return Err(format!(
@@ -268,8 +277,6 @@ impl Links {
     /// When a link cannot be created, or a ghost not be deleted.
     pub fn create(links: &[LinkedFile], ghosts: &[Ghost]) -> Result<Self> {
         let lock = (!links.is_empty()).then(|| NamesLock::exclusive(NAMES_LOCK_TIMEOUT));
-        // Older builds have saved what CRIU cannot restore.
-        check_ghosts(ghosts, Path::new("/")).map_err(|why| anyhow::anyhow!(why))?;
         let mut all = Self { temporary: Vec::new(), _lock: lock };
         for ghost in ghosts {
             let ghost = text_path(&ghost.name()).into_owned();

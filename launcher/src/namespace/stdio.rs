@@ -315,6 +315,21 @@ pub fn messages_from(path: &Path) -> Option<u64> {
     MESSAGES_FROM.lock()[if output.as_raw_fd() == 1 { 0 } else { 1 }]
 }
 
+/// The file at `path` was cut to `bytes`, and what follows are messages.
+pub fn messages_moved(path: &Path, bytes: u64) {
+    if let Some(output) = own_output(path) {
+        let of_both = |fd: usize| {
+            let same = |one: rustix::fs::Stat, other: rustix::fs::Stat| {
+                (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+            };
+            let (one, other) = (rustix::fs::fstat(own_stream(fd)).ok()?, rustix::fs::fstat(output).ok()?);
+            same(one, other).then_some(fd)
+        };
+        let mut from = MESSAGES_FROM.lock();
+        [1, 2].into_iter().filter_map(of_both).for_each(|fd| from[fd - 1] = Some(bytes));
+    }
+}
+
 /// The first of the launcher's streams that is a terminal.
 fn own_terminal() -> Option<BorrowedFd<'static>> {
     [0, 1, 2].map(own_stream).into_iter().find(|fd| rustix::termios::isatty(fd))

@@ -376,8 +376,8 @@ impl<'a> Planner<'a> {
                 self.by_inode.insert(meta.ino(), (text_path(path).into_owned(), Identity::of(meta)));
             }
         }
-        for (path, meta) in found {
-            let full = text_path(&path).into_owned();
+        for (path, meta) in &found {
+            let full = text_path(path).into_owned();
             let name = full.file_name().unwrap_or_default().to_string_lossy();
             if name.starts_with(NEW) {
                 self.plan.leftovers.insert(full);
@@ -386,21 +386,21 @@ impl<'a> Planner<'a> {
             if self.present.outputs.contains(path.as_str()) {
                 continue;
             }
-            let is_ours = name.starts_with(MOVING) || self.is_left_link(&name, &meta);
-            let is_known = self.inventory.entries.contains_key(&path) || self.plan.has_aside_above(&full);
-            let is_made_since = self.is_made_since(&path, &meta) || is_ours;
-            if is_known || self.is_ancestor_of_known(&path) {
+            let is_ours = name.starts_with(MOVING) || self.is_left_link(&name, meta, &found);
+            let is_known = self.inventory.entries.contains_key(path) || self.plan.has_aside_above(&full);
+            let is_made_since = self.is_made_since(path, meta) || is_ours;
+            if is_known || self.is_ancestor_of_known(path) {
                 continue;
             }
-            if self.is_of_somebody_else(&path, &Identity::of(&meta)) {
+            if self.is_of_somebody_else(path, &Identity::of(meta)) {
                 continue;
             }
-            if is_made_since && self.has_known_name(&meta) {
+            if is_made_since && self.has_known_name(meta) {
                 self.plan.extra_links.insert(full);
             } else if is_made_since {
                 self.plan.aside.insert(full);
             } else if meta.is_file() {
-                self.unknown.push((path, Identity::of(&meta)));
+                self.unknown.push((path.clone(), Identity::of(meta)));
             }
         }
     }
@@ -425,13 +425,19 @@ impl<'a> Planner<'a> {
             })
     }
 
-    /// Whether this is a link to a file of the job that a killed dump has left.
-    fn is_left_link(&self, name: &str, meta: &Metadata) -> bool {
+    /// Whether this is a link to a file of the job that a killed dump has left. `found` are the names beside it.
+    fn is_left_link(&self, name: &str, meta: &Metadata, found: &BTreeMap<String, Metadata>) -> bool {
         let identity = Identity::of(meta);
+        let is_by_job = || {
+            let others =
+                found.iter().filter(|(_, other)| (other.dev(), other.ino()) == (meta.dev(), meta.ino()));
+            others.into_iter().any(|(path, _)| self.is_by_job(path, identity.changed_ns))
+        };
         links::is_criu_link(name)
             && meta.is_file()
-            && (self.is_born_since(&identity)
-                || self.known_inodes.contains(&(identity.ino, identity.born_ns)))
+            && (self.known_inodes.contains(&(identity.ino, identity.born_ns))
+                || self.is_born_since(&identity) && is_by_job())
+            && !self.open_now.get_or_init(files_open_for_writing).contains(&(identity.dev, identity.ino))
     }
 
     fn is_born_since(&self, identity: &Identity) -> bool {

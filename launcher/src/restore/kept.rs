@@ -9,6 +9,7 @@ use crate::files::capture::reflink;
 use crate::files::saved::{copy_bytes, copy_sparse};
 use crate::namespace::stdio;
 use ckpt_snapshot::{Folder, JobDir, OpenError, SnapshotId};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -24,6 +25,8 @@ const RESUMED: &str = "-resumed-";
 /// The most that is copied: less than a second.
 const COPY_MAX_BYTES: u64 = 64 << 20;
 const COPY_MAX_FILES: usize = 1000;
+/// A copy that is not complete.
+const COPIED: &str = ".ckpt-run-copied";
 /// The most of the launcher's messages that stays in its output (bytes).
 const MESSAGES_MAX_BYTES: u64 = 1 << 20;
 /// The directory for large files of other file systems than that of the store.
@@ -137,8 +140,11 @@ impl Kept {
             (opened, _) => opened?,
         };
         file.set_len(then_bytes)?;
-        if let Some(Ok(messages)) = messages {
-            file.write_all(&messages)?;
+        if let Some(written) = messages.map(|messages| file.write_all(&messages?)) {
+            stdio::messages_moved(path, then_bytes);
+            if let Err(error) = written {
+                tracing::warn!("messages of ckpt-run in {} are lost: {error}", path.display());
+            }
         }
         file.sync_all()?;
         let shown = path.display();
@@ -259,23 +265,41 @@ fn is_small(path: &Path) -> bool {
 /// Gives what was taken files of its own: one with another name, which stays with the job, would change with it. Large ones
 /// are left as they are.
 fn unshare(kept: &Path) {
-    if !is_small(kept) {
-        return;
-    }
-    let own = |path: &Path| -> io::Result<()> {
-        let mut copied = path.as_os_str().to_owned();
-        copied.push(".copy");
-        copy(path, Path::new(&copied))?;
-        fs::rename(&copied, path)
-    };
-    let is_shared = |meta: &fs::Metadata| meta.is_file() && meta.nlink() > 1;
-    for entry in
-        tree(kept).into_iter().flatten().filter(|entry| entry.metadata().is_ok_and(|meta| is_shared(&meta)))
-    {
-        if let Err(error) = own(entry.path()) {
-            tracing::debug!("{} is still another name of a file of the job: {error}", entry.path().display());
+    let mut names = BTreeMap::<(u64, u64), Vec<PathBuf>>::new();
+    let mut shared = BTreeMap::new();
+    for entry in tree(kept).into_iter().take(COPY_MAX_FILES).flatten() {
+        if let Ok(meta) = entry.metadata()
+            && meta.is_file()
+            && meta.nlink() > 1
+        {
+            names.entry((meta.dev(), meta.ino())).or_default().push(entry.into_path());
+            shared.insert((meta.dev(), meta.ino()), meta);
         }
     }
+    shared.retain(|inode, meta| meta.nlink() > names[inode].len() as u64);
+    if shared.values().map(data_bytes).sum::<u64>() > COPY_MAX_BYTES {
+        return;
+    }
+    for path in shared.keys().flat_map(|inode| &names[inode]) {
+        if let Err(error) = copy_in_place(path) {
+            tracing::debug!("{} is still another name of a file of the job: {error}", path.display());
+        }
+    }
+}
+
+/// Puts a copy in the place of a file.
+fn copy_in_place(path: &Path) -> io::Result<()> {
+    let copied = path.with_file_name(COPIED);
+    let copy = || {
+        let (mut from, meta) = (File::open(path)?, fs::symlink_metadata(path)?);
+        let mut to = File::options().write(true).create_new(true).mode(0o600).open(&copied)?;
+        copy_sparse(&mut from, &mut to, meta.len(), None)?;
+        fchown(&to, Some(meta.uid()), Some(meta.gid()))?;
+        to.set_permissions(meta.permissions())?;
+        to.set_modified(meta.modified()?)?;
+        fs::rename(&copied, path)
+    };
+    copy().inspect_err(|_| drop(fs::remove_file(&copied)))
 }
 
 /// Copies a file, or a directory with the files, links and directories below it.
@@ -299,7 +323,7 @@ fn remove_tree(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
 }
 
-/// Copies a file with its mode.
+/// Copies a file.
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let mut from = File::options().read(true).custom_flags(nofollow()).open(from)?;
     let meta = from.metadata()?;

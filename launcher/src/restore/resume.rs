@@ -375,6 +375,7 @@ impl Resumer<'_> {
         let from = Origin { store: Arc::clone(self.store), answers: self.answers.clone() };
         let mut loading = Loading::begin(from, manifest, &staging, &saved, loads)?;
         put_back::check(&plan, &|data| loading.open(data)).map_err(bad_input)?;
+        check_names(&loading, &plan).map_err(bad_input)?;
         let queues = queues::prepare(loading.images())?;
         if self.put_back.borrow().is_none() {
             limits::warn_of_lower(loading.images());
@@ -659,6 +660,18 @@ fn skipped(id: &SnapshotId, why: &str) -> String {
     format!(
         "two restores of the snapshot {id} have failed ({why}): it is skipped for an older one, and pinned. When the cause is fixed: `ckpt-run unmark {id}`, or --resume {id}"
     )
+}
+
+/// A restore would delete what has the name of a deleted directory now, unless that is moved aside.
+fn check_names(loading: &Loading, plan: &FilePlan) -> Result<()> {
+    let ghosts = Descriptors::ghosts(&|name| loading.images().read(name))?;
+    match links::taken_name(&ghosts, Path::new("/")).filter(|path| !plan.has_aside_above(path)) {
+        Some(path) => Err(anyhow!(
+            "the job needs the name {} for a directory that it had deleted, and something else has it now: move that away. Nothing was changed",
+            path.display()
+        )),
+        None => Ok(()),
+    }
 }
 
 /// See [`links::Links::create`].

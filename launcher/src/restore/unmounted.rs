@@ -8,19 +8,29 @@ use crate::sys::mounts::{OWN, read_mounts};
 use crate::sys::path_text::text_path;
 use anyhow::{Result, anyhow};
 use ckpt_snapshot::Manifest;
+use std::path::Path;
 
 /// Checks that all are mounted. Another machine may have them elsewhere.
 ///
 /// # Errors
 /// The mount point.
 pub fn check(manifest: &Manifest, inventory: &Inventory, rules: &FileRules) -> Result<()> {
-    if manifest.host.hostname != host::facts().hostname || rules.coverage == Coverage::Lenient {
+    let is_chosen = matches!(rules.coverage, Coverage::Lenient | Coverage::Off);
+    if manifest.host.hostname != host::facts().hostname || is_chosen {
         return Ok(());
     }
     // The look at one mounts what is mounted on demand.
     inventory.mount_points.iter().for_each(|point| drop(std::fs::read_dir(text_path(point))));
     let mounts = read_mounts(OWN)?;
-    let is_missing = |point: &&String| mounts.iter().all(|mount| mount.mount_point != text_path(point));
+    let is_gone = |point: &Path| {
+        let mut below =
+            inventory.entries.keys().map(|path| text_path(path)).filter(|path| path.starts_with(point));
+        below.any(|path| path.symlink_metadata().is_err())
+    };
+    let is_missing = |point: &&String| {
+        let point = text_path(point);
+        mounts.iter().all(|mount| mount.mount_point != point) && is_gone(&point)
+    };
     inventory.mount_points.iter().find(is_missing).map_or(Ok(()), |point| {
         Err(anyhow!(
             "the job has files on the file system that was mounted at {}, and nothing is mounted there now: mount it, and run the same command again. Nothing was changed. To make the files again on the disk below: --files lenient",

@@ -3,6 +3,7 @@
 
 use crate::store::lock_scope::is_one_machine_only;
 use crate::store::marks;
+use crate::store::mounted;
 use crate::store::options::StoreOptions;
 use crate::sys::error::bad_input;
 use anyhow::Result;
@@ -121,6 +122,7 @@ pub fn pack_stores(options: &StoreOptions, dir: &JobDir) -> Result<Vec<(&'static
 pub fn uploads(options: &StoreOptions, dir: &JobDir, client: Options) -> Result<Option<Arc<dyn Medium>>> {
     let Some(url) = &options.upload else { return Ok(None) };
     options.check_address(url)?;
+    let client = Options { guard: url.directory().map(mounted::guard), ..client };
     ckpt_object_medium::open(&url.below(&place(dir.key())), client).map(Some).map_err(bad_input)
 }
 

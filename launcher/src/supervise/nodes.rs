@@ -220,19 +220,18 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
 /// The snapshot of `--resume ID`. It is named as in the store of node 0.
 fn wanted(config: &Config, opened: &OpenedJob) -> Result<Option<Wanted>> {
     let Resume::Snapshot(text) = &config.resume else { return Ok(None) };
-    let part = (config.nodes.rank == Some(0)).then(|| part_of(config, opened, text)).transpose()?;
+    // Node 0 tells the others why it has none.
+    let part = part_of(config, opened, text).map_err(|error| format!("{error:#}"));
     Ok(Some(Wanted { text: text.clone(), part }))
 }
 
-/// The part of node 0 that `text` names.
+/// The part that `text` names.
 fn part_of(config: &Config, opened: &OpenedJob, text: &str) -> Result<HeldPart> {
     let named = startup::without_tag(config, &opened.dir, &opened.store, &config.resume)?;
-    let Resume::Snapshot(named) = named else { bail!("the snapshot {text} is no snapshot") };
-    let id = (&*opened.store as &dyn Store).find(&named).map_err(bad_input)?;
+    let named = if let Resume::Snapshot(named) = &named { named } else { text };
+    let id = (&*opened.store as &dyn Store).find(named)?;
     let part = held_parts(opened)?.into_iter().find(|(held, _)| *held == id).map(|(_, part)| part);
-    part.ok_or_else(|| {
-        bad_input(anyhow!("the snapshot {id} is none of a job on several nodes, or it cannot be read"))
-    })
+    part.ok_or_else(|| anyhow!("the snapshot {id} is none of a job on several nodes, or it cannot be read"))
 }
 
 /// Another node of the job of which the store has parts, if it has none of this node.

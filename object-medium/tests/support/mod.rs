@@ -33,7 +33,7 @@ impl Scene {
     }
 
     pub fn medium_with(&self, retry: Retry, pace: Arc<Pace>) -> ObjectMedium {
-        let options = Options { settings: self.settings(), retry, pace };
+        let options = Options { settings: self.settings(), retry, pace, ..Options::default() };
         ObjectMedium::open(&format!("s3://{BUCKET}/team").parse().unwrap(), options).unwrap()
     }
 

@@ -30,6 +30,7 @@ use std::fmt::{self, Debug};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use temporary::Temporary;
 use writer::DirWriter;
@@ -58,6 +59,9 @@ pub struct DirMedium {
     free_space: Option<Box<FreeBytesFn>>,
 }
 
+/// Says why a directory that is missing may not be made: its file system is not mounted.
+pub type Guard = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
+
 type FreeBytesFn = dyn Fn() -> io::Result<u64> + Send + Sync;
 
 impl Debug for DirMedium {
@@ -79,6 +83,12 @@ impl DirMedium {
     #[must_use]
     pub fn with_free_bytes(self, free_bytes: impl Fn() -> io::Result<u64> + Send + Sync + 'static) -> Self {
         Self { free_space: Some(Box::new(free_bytes)), ..self }
+    }
+
+    /// Asks `guard` before it makes the root.
+    #[must_use]
+    pub fn with_guard(self, guard: Option<Guard>) -> Self {
+        Self { root: self.root.with_guard(guard), ..self }
     }
 
     /// Uses only these I/O features.

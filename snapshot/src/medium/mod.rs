@@ -10,7 +10,7 @@ mod dir;
 pub mod record;
 
 pub use block::{BLOCK_ALIGN, Block};
-pub use dir::{DirMedium, IoFeatures};
+pub use dir::{DirMedium, Guard, IoFeatures};
 
 use crate::RelPath;
 use std::fmt::Debug;

@@ -66,7 +66,10 @@ impl<'a> Saving<'a> {
             }
         };
         let spare_bytes = (needed_bytes / 64).clamp(SPARE_MIN_BYTES, SPARE_MAX_BYTES);
-        let wanted_bytes = expected_bytes(store, needed_bytes)?.saturating_add(spare_bytes);
+        let expected_bytes = expected_bytes(store, needed_bytes)?;
+        let beside_bytes =
+            if store.limits.needs_room { spare_bytes.max(expected_bytes / 8) } else { spare_bytes };
+        let wanted_bytes = expected_bytes.saturating_add(beside_bytes);
         let failed = store.failed("get the free space for", &sealed::name(id));
         if let Some(available_bytes) = store.medium.free_bytes().map_err(failed)?
             && available_bytes < wanted_bytes
@@ -390,18 +393,22 @@ impl Drop for Saving<'_> {
     }
 }
 
-/// Estimates how many bytes a snapshot of `needed_bytes` will add at least: what the job has grown by, and the least that
-/// one of the newest two snapshots has added. The first snapshot of a store, which has added everything, says nothing of
-/// the next one. With [`Limits::needs_room`] it is an upper estimate.
+/// Estimates how many bytes a snapshot of `needed_bytes` will add at least: what the job has grown by, and half of the least
+/// that one of the newest two snapshots has added, since a job may change less from then on. The first snapshot of a store,
+/// which has added everything, says nothing of the next one. With [`Limits::needs_room`] it is an upper estimate.
 fn expected_bytes(store: &PackStore, needed_bytes: u64) -> Result<u64, SaveError> {
     let manifests: Vec<_> =
         store.ids()?.iter().rev().take(2).map_while(|id| store.manifest(id).ok()).collect();
     let Some(newest) = manifests.first() else { return Ok(needed_bytes) };
     let more_bytes = needed_bytes.saturating_sub(newest.data_bytes());
     let added_bytes = if store.limits.needs_room {
-        newest.stored_bytes.map(|bytes| bytes.saturating_mul(2).saturating_add(bytes / 4))
+        newest.stored_bytes.map(|bytes| bytes.saturating_mul(2))
     } else {
-        manifests.get(1).and_then(|older| older.stored_bytes.min(newest.stored_bytes)).or(Some(0))
+        manifests
+            .get(1)
+            .and_then(|older| older.stored_bytes.min(newest.stored_bytes))
+            .or(Some(0))
+            .map(|bytes| bytes / 2)
     };
     Ok(added_bytes.map_or(needed_bytes, |bytes| bytes.saturating_add(more_bytes).min(needed_bytes)))
 }

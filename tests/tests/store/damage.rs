@@ -136,7 +136,7 @@ impl<'a> SmallDisk<'a> {
     fn mount(path: &'a Path, megabytes: u64) -> Self {
         use rustix::mount::{MountFlags, mount};
         fs::create_dir(path).unwrap();
-        let options = std::ffi::CString::new(format!("size={megabytes}m")).unwrap();
+        let options = std::ffi::CString::new(format!("size={megabytes}m,mode=700")).unwrap();
         mount("tmpfs", path, "tmpfs", MountFlags::empty(), &*options).unwrap();
         Self(path)
     }
@@ -182,28 +182,29 @@ fn a_full_disk_leaves_the_job_and_the_older_snapshot_alone() {
 
 #[test]
 fn a_store_that_is_not_mounted_is_not_begun_anew() {
-    let mut sandbox = Sandbox::new();
-    let disk_path = sandbox.path().join("disk");
-    let disk = SmallDisk::mount(&disk_path, 64);
-    sandbox.store = disk_path.join("store");
-    let mut job = start(&sandbox, "first", &[]);
-    until_ready(&mut job, &sandbox);
-    job.checkpoint(&sandbox);
-    job.kill_everything();
-    drop(disk);
-    let uploads = format!("file://{}", disk_path.join("store").display());
-    for arguments in [&["--", "true"][..], &["--store", &uploads, "--", "true"], &["ls"]] {
-        let (code, said) = code_and_errors(&sandbox, arguments);
-        assert!(
-            code == 2 && said.contains("nothing is mounted at") && said.contains("--resume never"),
-            "{said}"
-        );
+    // The second one is the mount point itself.
+    for below in ["disk/store", "disk"] {
+        let mut sandbox = Sandbox::new();
+        let disk_path = sandbox.path().join("disk");
+        let disk = SmallDisk::mount(&disk_path, 64);
+        sandbox.store = sandbox.path().join(below);
+        let mut job = start(&sandbox, "first", &[]);
+        until_ready(&mut job, &sandbox);
+        job.checkpoint(&sandbox);
+        job.kill_everything();
+        drop(disk);
+        let uploads = format!("file://{}", sandbox.store.display());
+        for arguments in [&["--", "true"][..], &["--store", &uploads, "--", "true"]] {
+            let (code, said) = code_and_errors(&sandbox, arguments);
+            let is_told = said.contains("nothing is mounted at") && said.contains("--resume never");
+            assert!(code == 2 && is_told, "{below}: {said}");
+        }
+        assert_eq!(fs::read_dir(&disk_path).unwrap().count(), 0, "{below}: nothing is made there");
+        sandbox.ok(["--resume", "never", "--", "true"]);
+        assert!(sandbox.store.join("jobs").exists());
+        // A store that is there is not looked for on another file system.
+        sandbox.ok(["--", "true"]);
     }
-    assert_eq!(fs::read_dir(&disk_path).unwrap().count(), 0, "nothing is made there");
-    sandbox.ok(["--resume", "never", "--", "true"]);
-    assert!(sandbox.store.exists());
-    // A store that is there is not looked for on another file system.
-    sandbox.ok(["--", "true"]);
 }
 
 #[test]
@@ -220,6 +221,14 @@ fn uploads_to_what_is_not_mounted_any_more_fail() {
     drop(disk);
     job.checkpoint(&sandbox);
     job.until("a warning", || job_said(&sandbox).contains("is not mounted any more").then_some(()));
+    assert_eq!(fs::read_dir(&disk_path).unwrap().count(), 0, "nothing is made there");
+    // Nor by a launcher that has not seen it.
+    job.kill_everything();
+    let mut job = start(&sandbox, "first", &[]);
+    job.until_answering(&sandbox);
+    job.checkpoint(&sandbox);
+    let failure = || sandbox.json(["status", "--json"])[0]["uploads"]["last_failure"].to_string();
+    job.until("a failure", || failure().contains("nothing is mounted").then_some(()));
     assert_eq!(fs::read_dir(&disk_path).unwrap().count(), 0, "nothing is made there");
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0, "{}", job.said());

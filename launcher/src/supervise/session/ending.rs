@@ -413,7 +413,6 @@ impl JobSession<'_> {
     }
 
     pub(super) fn finish(mut self) -> SessionEnd {
-        stdio::messages_begin();
         let duration = self.begun.elapsed();
         let is_good = |taken: &&SystemTime| self.hang.as_ref().is_none_or(|hang| **taken < hang.since);
         let last = self.snapshot_times.iter().filter(is_good).max();
@@ -437,6 +436,7 @@ impl JobSession<'_> {
             });
             record_output(self.shared, &tail);
         }
+        stdio::messages_begin();
         SessionEnd { outcome, duration, saved_after, ended_at }
     }
 

@@ -3,6 +3,7 @@
 //! the root is ever read, written or removed.
 
 use crate::files::{create_private_dir, open_beneath, sync_dir};
+use crate::medium::dir::Guard;
 use crate::medium::record::{Notes, Operation};
 use crate::{RelPath, faults};
 use parking_lot::Mutex;
@@ -23,13 +24,13 @@ use std::time::{Duration, SystemTime};
 pub(super) const TEMPORARY: &str = ".tmp-";
 
 /// The root directory of a medium.
-#[derive(Debug)]
 pub(super) struct Root {
     pub(super) directory: PathBuf,
     /// Directories (relative to the root) that this process has made durable.
     durable: Mutex<BTreeSet<PathBuf>>,
     /// The device of its file system, once it has been there.
     device: OnceLock<u64>,
+    guard: Option<Guard>,
     notes: Notes,
 }
 
@@ -45,7 +46,11 @@ pub(super) struct Folder {
 
 impl Root {
     pub(super) fn new(directory: PathBuf, notes: Notes) -> Self {
-        Self { directory, durable: Mutex::default(), device: OnceLock::new(), notes }
+        Self { directory, durable: Mutex::default(), device: OnceLock::new(), guard: None, notes }
+    }
+
+    pub(super) fn with_guard(self, guard: Option<Guard>) -> Self {
+        Self { guard, ..self }
     }
 
     /// Opens the directory of the object `name`.
@@ -94,12 +99,17 @@ impl Root {
 
     /// A root that was there, and whose file system is not mounted any more, is not made on the disk below.
     fn check_mounted(&self) -> io::Result<()> {
-        let Some(device) = self.device.get().filter(|_| !self.directory.exists()) else { return Ok(()) };
-        let above = self.directory.ancestors().skip(1).find_map(|dir| dir.metadata().ok());
-        if above.is_some_and(|above| above.dev() != *device) {
-            return Err(io::Error::other("its file system is not mounted any more"));
+        let is_there = std::fs::read_dir(&self.directory).is_ok_and(|mut entries| entries.next().is_some());
+        if is_there {
+            return Ok(());
         }
-        Ok(())
+        let found = self.directory.ancestors().find_map(|dir| dir.metadata().ok());
+        match (self.device.get(), found) {
+            (Some(device), Some(found)) if found.dev() != *device => {
+                Err(io::Error::other("its file system is not mounted any more"))
+            }
+            _ => self.guard.as_ref().map_or(Ok(()), |guard| guard()),
+        }
     }
 
     fn open_root(&self) -> io::Result<File> {
