@@ -4,6 +4,7 @@ use super::print;
 use super::report::effective;
 use crate::cli::args::StopArgs;
 use crate::cli::config::Config;
+use crate::job::handover::Handover;
 use crate::job::journal::{EventKind, Journal};
 use crate::job::resume_point;
 use crate::job::status::cut_text;
@@ -366,20 +367,34 @@ pub fn read(
     Ok(all)
 }
 
+/// The record of another machine that has continued the job; `None` also if the object store does not say.
+fn newer_claim(config: &Config, job: &JobDir, record: &JobRecord) -> Option<JobRecord> {
+    let mut handover = Handover::of(&config.store, job).ok()??;
+    let newer = handover.newer_claim(Some(record));
+    newer
+        .inspect_err(|error| {
+            tracing::warn!("cannot find out whether the job has continued on another machine: {error}");
+        })
+        .ok()?
+}
+
 /// The state of one job; `None` if it has no record yet.
 fn read_one(
     config: &Config,
     job: &JobDir,
     list: &impl Fn(&Tiers) -> Result<Vec<Listed>, ReadError>,
 ) -> Result<Option<Status>> {
-    let Some(JobRecord { outcome, .. }) = job.record()? else { return Ok(None) };
+    let Some(record) = job.record()? else { return Ok(None) };
     let store = tiers::open(&config.store, job)?;
     let listed = list(&store)?;
     let running = job.is_locked();
     let launcher = running.then(|| ask_status(job)).flatten();
-    let is_remote = job.records_medium().is_some();
+    // Another machine may have continued a job with uploads.
+    let newer = if running { None } else { newer_claim(config, job, &record) };
+    let is_remote = job.records_medium().is_some() || newer.is_some();
     let time_ms = times::of_job(job, running).ok().flatten().map(|times| times.time_ms);
-    let last = Journal::of(job).last_turn().filter(|_| !running).map(|entry| entry.kind);
+    let last = Journal::of(job).last_turn().filter(|_| !running && newer.is_none()).map(|entry| entry.kind);
+    let outcome = newer.map_or(record.outcome, |newer| newer.outcome);
     Ok(Some(Status {
         job: job.key().to_string(),
         running,

@@ -285,14 +285,18 @@ fn own_stream(fd: usize) -> BorrowedFd<'static> {
 /// open it, such as one for whom systemd opens a log.
 #[must_use]
 pub fn own_output(path: &Path) -> Option<BorrowedFd<'static>> {
-    let file = rustix::fs::lstat(path).ok()?;
-    let is_it = |fd: &BorrowedFd| {
+    own_outputs(path).next()
+}
+
+fn own_outputs(path: &Path) -> impl Iterator<Item = BorrowedFd<'static>> {
+    let inode = |file: rustix::fs::Stat| (file.st_dev, file.st_ino);
+    let wanted = rustix::fs::lstat(path).ok().map(inode);
+    let is_it = move |fd: &BorrowedFd| {
         let is_writable =
             rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.intersects(OFlags::WRONLY | OFlags::RDWR));
-        is_writable
-            && rustix::fs::fstat(fd).is_ok_and(|own| (own.st_dev, own.st_ino) == (file.st_dev, file.st_ino))
+        is_writable && wanted.is_some() && rustix::fs::fstat(fd).ok().map(inode) == wanted
     };
-    [1, 2].map(own_stream).into_iter().find(is_it)
+    [1, 2].map(own_stream).into_iter().filter(is_it)
 }
 
 /// The lengths of the files of the launcher's stdout and stderr when the job did not run last: what follows are messages of
@@ -312,22 +316,13 @@ pub fn messages_from(path: &Path) -> Option<u64> {
     if !rustix::fs::fcntl_getfl(output).is_ok_and(|flags| flags.contains(OFlags::APPEND)) {
         return None;
     }
-    MESSAGES_FROM.lock()[if output.as_raw_fd() == 1 { 0 } else { 1 }]
+    MESSAGES_FROM.lock()[usize::from(output.as_raw_fd() != 1)]
 }
 
 /// The file at `path` was cut to `bytes`, and what follows are messages.
 pub fn messages_moved(path: &Path, bytes: u64) {
-    if let Some(output) = own_output(path) {
-        let of_both = |fd: usize| {
-            let same = |one: rustix::fs::Stat, other: rustix::fs::Stat| {
-                (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
-            };
-            let (one, other) = (rustix::fs::fstat(own_stream(fd)).ok()?, rustix::fs::fstat(output).ok()?);
-            same(one, other).then_some(fd)
-        };
-        let mut from = MESSAGES_FROM.lock();
-        [1, 2].into_iter().filter_map(of_both).for_each(|fd| from[fd - 1] = Some(bytes));
-    }
+    let mut from = MESSAGES_FROM.lock();
+    own_outputs(path).for_each(|output| from[usize::from(output.as_raw_fd() != 1)] = Some(bytes));
 }
 
 /// The first of the launcher's streams that is a terminal.

@@ -42,6 +42,10 @@ fn a_returning_job_resumes_from_the_newest_upload() {
     assert_eq!(finish(&sandbox, "third", job), unbroken(2));
     unplug("one");
     plug_in("two");
+    let status = sandbox.ok(["status"]);
+    assert!(status.contains("stopped; run it again"), "without the uploads, this machine's: {status}");
+    let status = sandbox.ok(["--upload", &url, "status"]);
+    assert!(status.contains(": complete"), "{status}");
     let job = start(&sandbox, "fourth", &options);
     assert!(!job.said().contains("resumed"), "it is complete: {}", job.said());
     assert!(job.said().contains("it was complete, as it had ended with 0"), "{}", job.said());
