@@ -255,7 +255,7 @@ pub enum ReadError {
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// There is not enough free space.
-    #[error("no room in {path}: the snapshot needs at least {needed}, and {available} are free. Free some space, lower --keep, or name another --store", path = path.display(), needed = human(*needed_bytes), available = human(*available_bytes))]
+    #[error("no room in {path}: the snapshot needs at least {needed}, and {available} are free. Free some space, lower --keep, or name another place (--store, --upload)", path = path.display(), needed = human(*needed_bytes), available = human(*available_bytes))]
     NoSpace {
         /// The store's directory.
         path: PathBuf,

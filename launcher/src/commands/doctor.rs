@@ -123,12 +123,17 @@ fn check_criu(config: &Config) -> Vec<Finding> {
     )];
     // Not for jobs in a user namespace: CRIU has its capabilities only there.
     if let (Ok(criu), false) = (criu, Privileges::detect().wants_user_namespace()) {
+        let checked = criu.check().map(|()| "this kernel supports CRIU".to_owned());
+        let how = match &checked {
+            Err(why) if why.contains("Read-only file system") => "make /tmp writable: a tmpfs is enough",
+            _ => "run as root; a custom kernel needs CONFIG_CHECKPOINT_RESTORE",
+        };
         findings.push(finding(
             "criu check",
-            criu.check().map(|()| "this kernel supports CRIU".to_owned()),
+            checked,
             State::Missing,
-            "CRIU needs certain kernel features and capabilities",
-            "run as root; a custom kernel needs CONFIG_CHECKPOINT_RESTORE",
+            "CRIU needs certain kernel features, capabilities, and a writable /tmp",
+            how,
         ));
     }
     findings
