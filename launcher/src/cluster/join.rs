@@ -339,12 +339,17 @@ fn to_resume(log: &LogFiles, all: &[&Join], is_required: bool) -> Result<Chosen>
 
 /// The same with one snapshot only (`--resume ID`), of which node 0 has this part.
 fn only(log: &LogFiles, all: &[&Join], (text, part): (&str, &HeldPart)) -> Result<Chosen> {
+    let content = log.log().context("the log of the job's nodes cannot be read")?;
+    if part.log != log.name() && content.end() == 0 {
+        bail!(bad_input(anyhow!(
+            "the store of node 0 has no log of the run of the snapshot {text}: give node 0 the store that it had"
+        )));
+    }
     if part.log != log.name() {
         bail!(bad_input(anyhow!(
             "the snapshot {text} is of an earlier run of the job; only those of its newest run can be resumed on several nodes"
         )));
     }
-    let content = log.log().context("the log of the job's nodes cannot be read")?;
     let all_snapshots = || content.snapshots().map(|(attempt, _)| attempt);
     let Some((_, parts)) = content.snapshots().find(|(attempt, _)| *attempt == part.attempt) else {
         bail!(bad_input(anyhow!(

@@ -1,7 +1,7 @@
 //! The job's files at a snapshot: names, identities, and how each file's content can be got back. Stored in the snapshot
 //! as JSON ([`INVENTORY`]).
 
-use crate::sys::mounts::{OWN, mount_of, read_mounts};
+use crate::sys::mounts::{OWN, read_mounts};
 use crate::sys::path_text::{path_text, text_path};
 use anyhow::{Context, Result, bail};
 use ckpt_snapshot::{Manifest, RelPath, Store};
@@ -243,9 +243,13 @@ impl Inventory {
             .chain([text_path(cwd).into_owned()])
             .collect();
         let on_disk = |mount: &&MountInfo| !matches!(mount.fs_type.as_str(), "tmpfs" | "ramfs");
-        let points = dirs.iter().filter_map(|dir| mount_of(&mounts, dir)).filter(on_disk);
-        let points = points.map(|mount| path_text(&mount.mount_point));
-        self.mount_points = points.filter(|point| !OF_EACH_JOB.contains(&point.as_str())).collect();
+        // What is below a path follows it.
+        let has_some = |point: &&Path| {
+            dirs.range(point.to_path_buf()..).next().is_some_and(|dir| dir.starts_with(point))
+        };
+        let points = mounts.iter().filter(on_disk).map(|mount| mount.mount_point.as_path()).filter(has_some);
+        self.mount_points =
+            points.map(path_text).filter(|point| !OF_EACH_JOB.contains(&point.as_str())).collect();
     }
 
     /// Decodes the content of [`INVENTORY`].

@@ -103,8 +103,11 @@ impl StoreOptions {
     /// Creates the directories that addresses name, so that nobody else does. Who uses one that cannot be created says so.
     pub fn create_addresses(&self) {
         let addresses = [&self.url, &self.upload].into_iter().flatten();
+        let of_uploads = self.upload.as_ref().and_then(StoreUrl::directory);
         for dir in addresses.filter_map(StoreUrl::directory) {
-            if let Some(point) = mounted::missing(&dir) {
+            if of_uploads.as_ref() == Some(&dir)
+                && let Some(point) = mounted::missing(&dir)
+            {
                 tracing::warn!(
                     "nothing is mounted at {}, where the directory {} was: snapshots are uploaded once it is there again",
                     point.display(),
