@@ -44,10 +44,10 @@ pub struct Member {
     pub ports: BTreeSet<u16>,
     /// Whether the job starts from the beginning (`--resume never`).
     pub is_anew: bool,
-    /// The snapshot that is to be resumed (`--resume ID`), as it was named. At node 0, with its part.
-    pub wanted: Option<Wanted>,
     /// Whether it must not (`--resume required`).
     pub has_to_resume: bool,
+    /// The snapshot that is to be resumed (`--resume ID`).
+    pub wanted: Option<Wanted>,
     /// Time for the last snapshot of a job that is stopped.
     pub grace: Duration,
     /// With `--network job`: the addresses from which those of the job are chosen.

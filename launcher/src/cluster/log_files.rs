@@ -26,7 +26,7 @@ pub struct LogFiles {
     job: JobDir,
     name: String,
     has_begun: bool,
-    /// The job goes on from a snapshot of this run, which may have been complete.
+    /// The job is resumed from a snapshot of this run, which is not complete any more then.
     is_reopened: bool,
 }
 

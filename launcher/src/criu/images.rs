@@ -6,6 +6,7 @@
 use crate::files::links::Ghost;
 use crate::sys::path_text::{bytes_text, path_text};
 use prost::Message;
+use rustix::fs::FileType;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
@@ -163,9 +164,6 @@ impl UnixEntry {
     }
 }
 
-const S_IFMT: u32 = libc::S_IFMT;
-const S_IFDIR: u32 = libc::S_IFDIR;
-
 #[derive(Message)]
 struct RemapEntry {
     #[prost(uint32, required, tag = "1")]
@@ -282,7 +280,8 @@ impl Descriptors {
         if !ghosts.is_empty() {
             entries(read, "files.img", COMMON_MAGIC, FILES_MAGIC, |entry: FileEntry| {
                 if let (Some(regular), Some(id)) = (entry.regular, ghosts.get(&entry.id)) {
-                    let is_directory = regular.mode.is_some_and(|mode| mode & S_IFMT == S_IFDIR);
+                    let is_directory =
+                        regular.mode.is_some_and(|mode| FileType::from_raw_mode(mode).is_dir());
                     found.insert(Ghost { path: regular.path(), id: *id, is_directory });
                 }
             })?;

@@ -220,8 +220,8 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
 /// The name of a deleted directory of `ghosts` that something else has now: a restore would delete that, or fail.
 #[must_use]
 pub fn taken_name<'a>(ghosts: &'a [Ghost], root: &Path) -> Option<Cow<'a, Path>> {
-    let dirs = ghosts.iter().filter(|ghost| ghost.is_directory).map(|ghost| text_path(&ghost.path));
-    dirs.into_iter().find(|path| fs::symlink_metadata(inside(root, path)).is_ok())
+    let mut dirs = ghosts.iter().filter(|ghost| ghost.is_directory).map(|ghost| text_path(&ghost.path));
+    dirs.find(|path| fs::symlink_metadata(inside(root, path)).is_ok())
 }
 
 /// Refuses open files and directories without a name that a restore could not make again: see [`taken_name`]; or the

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// What every store of ckpt-run has.
-const IN_STORE: &[&str] = &["store.json", "jobs"];
+pub const IN_STORE: &[&str] = &["store.json", "jobs"];
 
 /// The mount points in a mount namespace. A walk does not even look at them: a file system that does not answer would
 /// block it.

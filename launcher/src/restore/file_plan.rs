@@ -407,10 +407,9 @@ impl<'a> Planner<'a> {
 
     /// Whether this is a directory that the inventory has under another name.
     fn is_moved_directory(&self, path: &str) -> bool {
-        let is_known = |now: Identity| self.known_inodes.contains(&(now.ino, now.born_ns));
         !self.inventory.entries.contains_key(path)
             && fs::symlink_metadata(text_path(path))
-                .is_ok_and(|meta| meta.is_dir() && is_known(Identity::of(&meta)))
+                .is_ok_and(|meta| meta.is_dir() && self.is_known_inode(&Identity::of(&meta)))
     }
 
     /// Whether a file with several names still has one that the inventory knows.
@@ -428,16 +427,17 @@ impl<'a> Planner<'a> {
     /// Whether this is a link to a file of the job that a killed dump has left. `found` are the names beside it.
     fn is_left_link(&self, name: &str, meta: &Metadata, found: &BTreeMap<String, Metadata>) -> bool {
         let identity = Identity::of(meta);
-        let is_by_job = || {
-            let others =
-                found.iter().filter(|(_, other)| (other.dev(), other.ino()) == (meta.dev(), meta.ino()));
-            others.into_iter().any(|(path, _)| self.is_by_job(path, identity.changed_ns))
-        };
+        let is_same = |other: &Metadata| (other.dev(), other.ino()) == (meta.dev(), meta.ino());
+        let is_by_job =
+            || found.iter().any(|(path, other)| is_same(other) && self.is_by_job(path, identity.changed_ns));
         links::is_criu_link(name)
             && meta.is_file()
-            && (self.known_inodes.contains(&(identity.ino, identity.born_ns))
-                || self.is_born_since(&identity) && is_by_job())
+            && (self.is_known_inode(&identity) || self.is_born_since(&identity) && is_by_job())
             && !self.open_now.get_or_init(files_open_for_writing).contains(&(identity.dev, identity.ino))
+    }
+
+    fn is_known_inode(&self, identity: &Identity) -> bool {
+        self.known_inodes.contains(&(identity.ino, identity.born_ns))
     }
 
     fn is_born_since(&self, identity: &Identity) -> bool {
@@ -449,7 +449,7 @@ impl<'a> Planner<'a> {
         let identity = Identity::of(meta);
         let is_complete = self.inventory.is_complete_at(&text_path(path));
         let is_born_since = self.is_born_since(&identity);
-        let is_renamed = || self.known_inodes.contains(&(identity.ino, identity.born_ns));
+        let is_renamed = || self.is_known_inode(&identity);
         (is_complete || is_born_since || is_renamed()) && self.is_by_job(path, identity.changed_ns)
     }
 

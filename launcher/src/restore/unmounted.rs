@@ -4,7 +4,7 @@
 use crate::files::inventory::Inventory;
 use crate::files::rules::{Coverage, FileRules};
 use crate::sys::host;
-use crate::sys::mounts::{OWN, read_mounts};
+use crate::sys::mounts::{OWN, is_mounted, read_mounts};
 use crate::sys::path_text::text_path;
 use anyhow::{Result, anyhow};
 use ckpt_snapshot::Manifest;
@@ -29,7 +29,7 @@ pub fn check(manifest: &Manifest, inventory: &Inventory, rules: &FileRules) -> R
     };
     let is_missing = |point: &&String| {
         let point = text_path(point);
-        mounts.iter().all(|mount| mount.mount_point != point) && is_gone(&point)
+        !is_mounted(&mounts, &point) && is_gone(&point)
     };
     inventory.mount_points.iter().find(is_missing).map_or(Ok(()), |point| {
         Err(anyhow!(

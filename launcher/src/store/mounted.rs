@@ -1,8 +1,9 @@
 //! The file system of a store that is not mounted, such as after a reboot: a new store would be made on the disk below its
 //! mount point, and the job would begin again without a word. The mount point of each store is noted on this machine.
 
+use crate::files::walk::IN_STORE;
 use crate::sys::host;
-use crate::sys::mounts::{OWN, mount_of, read_mounts};
+use crate::sys::mounts::{OWN, is_mounted, mount_of, read_mounts};
 use crate::sys::runtime_dir::{private, short_name, state_dir};
 use ckpt_snapshot::medium::Guard;
 use ckpt_snapshot::write_atomically;
@@ -12,19 +13,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
-/// What a store, or a directory of uploads, has.
-const OF_STORE: &[&str] = &["store.json", "jobs"];
-
 /// The mount point of the file system on which the store in `dir` was, if there is no store and nothing is mounted there.
 #[must_use]
 pub fn missing(dir: &Path) -> Option<PathBuf> {
     // The look at it mounts what is mounted on demand.
-    if OF_STORE.iter().any(|name| dir.join(name).exists()) {
+    // Uploads have one of these.
+    if IN_STORE.iter().any(|name| dir.join(name).exists()) {
         return None;
     }
     let point = PathBuf::from(OsString::from_vec(fs::read(note(dir).ok()?).ok()?));
     let mounts = read_mounts(OWN).ok()?;
-    mounts.iter().all(|mount| mount.mount_point != point).then_some(point)
+    (!is_mounted(&mounts, &point)).then_some(point)
 }
 
 /// Fails as long as [`missing`] names the mount point of `dir`.

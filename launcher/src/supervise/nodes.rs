@@ -183,6 +183,7 @@ impl<T: Into<anyhow::Error>> From<T> for Over {
 
 fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
     warn_of_unreadable(&opened.store)?;
+    let held = held_parts(opened)?;
     let options = &config.nodes;
     let (rank, coordinator) = (options.rank, options.coordinator.clone());
     let nodes = options.several().context("the number of nodes was checked")?;
@@ -206,11 +207,11 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         key: key(config)?,
         settings,
         job: opened.dir.clone(),
-        parts: held_parts(opened)?.into_iter().map(|(_, part)| part).collect(),
+        wanted: wanted(config, opened, &held),
+        parts: held.into_iter().map(|(_, part)| part).collect(),
         other_node: other_node(config, opened)?,
         ports: ports(&opened.store)?,
         is_anew: config.resume == Resume::Never,
-        wanted: wanted(config, opened)?,
         has_to_resume: config.resume == Resume::Required,
         grace: config.grace,
         network_range: (config.network == Network::Job).then_some(options.network_range),
@@ -218,19 +219,18 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
 }
 
 /// The snapshot of `--resume ID`. It is named as in the store of node 0.
-fn wanted(config: &Config, opened: &OpenedJob) -> Result<Option<Wanted>> {
-    let Resume::Snapshot(text) = &config.resume else { return Ok(None) };
+fn wanted(config: &Config, opened: &OpenedJob, held: &Held) -> Option<Wanted> {
+    let Resume::Snapshot(text) = &config.resume else { return None };
     // Node 0 tells the others why it has none.
-    let part = part_of(config, opened, text).map_err(|error| format!("{error:#}"));
-    Ok(Some(Wanted { text: text.clone(), part }))
+    let part = part_of(config, opened, held, text).map_err(|error| format!("{error:#}"));
+    Some(Wanted { text: text.clone(), part })
 }
 
 /// The part that `text` names.
-fn part_of(config: &Config, opened: &OpenedJob, text: &str) -> Result<HeldPart> {
-    let named = startup::without_tag(config, &opened.dir, &opened.store, &config.resume)?;
-    let named = if let Resume::Snapshot(named) = &named { named } else { text };
-    let id = (&*opened.store as &dyn Store).find(named)?;
-    let part = held_parts(opened)?.into_iter().find(|(held, _)| *held == id).map(|(_, part)| part);
+fn part_of(config: &Config, opened: &OpenedJob, held: &Held, text: &str) -> Result<HeldPart> {
+    let named = startup::without_tag(config, &opened.dir, &opened.store, text)?;
+    let id = (&*opened.store as &dyn Store).find(&named)?;
+    let part = held.iter().find(|(held, _)| *held == id).map(|(_, part)| part.clone());
     part.ok_or_else(|| anyhow!("the snapshot {id} is none of a job on several nodes, or it cannot be read"))
 }
 
@@ -282,8 +282,11 @@ fn warn_of_unreadable(store: &Tiers) -> Result<()> {
     Ok(())
 }
 
+/// The parts in a store, with their IDs there.
+type Held = Vec<(SnapshotId, HeldPart)>;
+
 /// The parts in the store.
-fn held_parts(opened: &OpenedJob) -> Result<Vec<(SnapshotId, HeldPart)>> {
+fn held_parts(opened: &OpenedJob) -> Result<Held> {
     let OpenedJob { dir, store, .. } = opened;
     let (mut parts, history) = (Vec::new(), tiers::history(dir, None)?);
     for listed in tiers::list_local(store)? {

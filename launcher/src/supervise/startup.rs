@@ -152,7 +152,10 @@ pub(super) fn claim(
     let (claimed, candidates) = {
         let OpenedJob { dir, store, identity, answers, .. } = &*opened;
         let claim = || {
-            let resume = without_tag(config, dir, store, resume)?;
+            let resume = match resume {
+                Resume::Snapshot(text) => Resume::Snapshot(without_tag(config, dir, store, text)?),
+                other => other.clone(),
+            };
             ClaimedJob::claim(&resume, &config.store, dir, store, identity)
         };
         let claimed = answers.during("its snapshots were being listed", claim);
@@ -216,15 +219,14 @@ fn lost_since(opened: &OpenedJob, id: &SnapshotId) -> Option<String> {
     Some(format!(", taken at {at}: {} of work after it are done again", span(lost)))
 }
 
-/// The same with the snapshot's ID, if it is named by a tag.
-pub(super) fn without_tag(config: &Config, dir: &JobDir, store: &Tiers, resume: &Resume) -> Result<Resume> {
-    let Resume::Snapshot(text) = resume else { return Ok(resume.clone()) };
+/// The snapshot's ID, if it is named by a tag; `text` otherwise.
+pub(super) fn without_tag(config: &Config, dir: &JobDir, store: &Tiers, text: &str) -> Result<String> {
     if !matches!((store as &dyn Store).find(text), Err(ReadError::Missing(_))) {
-        return Ok(resume.clone());
+        return Ok(text.to_owned());
     }
     let marks = marks::known(&config.store, dir)?;
     let tagged = marks.tagged(text).next();
-    Ok(tagged.map_or_else(|| resume.clone(), |id| Resume::Snapshot(id.to_string())))
+    Ok(tagged.map_or_else(|| text.to_owned(), ToString::to_string))
 }
 
 /// If the snapshot that is to be resumed is of another job, says of which.

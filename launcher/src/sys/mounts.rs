@@ -38,6 +38,12 @@ fn unescaped(mut bytes: &[u8]) -> Vec<u8> {
     found
 }
 
+/// Whether something is mounted at this path.
+#[must_use]
+pub fn is_mounted(mounts: &[MountInfo], point: &Path) -> bool {
+    mounts.iter().any(|mount| mount.mount_point == point)
+}
+
 /// The mount with this path: the last of those on the longest mount point.
 #[must_use]
 pub fn mount_of<'a>(mounts: &'a [MountInfo], dir: &Path) -> Option<&'a MountInfo> {
