@@ -2,6 +2,7 @@
 //! links such a file as `link_remap.N` in the directory of the removed name, and removes the link when the job continues.
 //! This module creates the link again for the duration of a restore.
 
+use crate::files::saved::is_shared_memory;
 use crate::namespace::{inside, numbers_in, pid_namespace_of};
 use crate::sys::deadline::{NAMES_LOCK_POLL_INTERVAL, NAMES_LOCK_TIMEOUT};
 use crate::sys::path_text::{path_text, read_maps, shown, text_path};
@@ -124,14 +125,16 @@ pub fn taken_in(log: &str) -> Option<PathBuf> {
     failed.filter_map(|(path, _)| Path::new(path).parent().map(Path::to_owned)).next()
 }
 
-/// Deletes the links that killed dumps have left in a directory of the job, whose root is `root`: those of this user's files
-/// that have another name, and that no process outside of the job uses. Nothing may dump the job meanwhile, and without a
-/// lock nothing is deleted. Whether there are some that others use: the processes of a job that was killed
-/// may be about to end.
+/// Deletes the links that killed dumps and restores have left in a directory of the job, whose root is `root`: those of this
+/// user's files that have another name, and that no process outside of the job uses. In `/dev/shm` they need no other
+/// name: a job that is resumed puts its files back as new ones, and a snapshot has their content. Nothing may dump the job
+/// meanwhile, and without a lock nothing is deleted. Whether there are some that others use: the processes of a job that
+/// was killed may be about to end.
 pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) -> bool {
     let Ok(entries) = fs::read_dir(inside(root, dir)) else { return false };
+    let least_names = if is_shared_memory(&path_text(dir.join("any"))) { 1 } else { 2 };
     let is_mine = |meta: &Metadata| {
-        meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() && meta.nlink() > 1
+        meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() && meta.nlink() >= least_names
     };
     let mut left = BTreeMap::<(u64, u64), Vec<PathBuf>>::new();
     for entry in entries.flatten().filter(|_| lock.file.is_some()) {
@@ -378,10 +381,18 @@ mod tests {
         );
     }
 
-    /// Of two links that were left, one is in use by a process outside of the job.
     #[test]
     fn only_links_that_nobody_else_uses_are_deleted() {
-        let dir = tempfile::tempdir().unwrap();
+        deletes_unused(&tempfile::tempdir().unwrap(), true);
+    }
+
+    #[test]
+    fn links_in_shared_memory_are_deleted_without_another_name() {
+        deletes_unused(&tempfile::tempdir_in("/dev/shm").unwrap(), false);
+    }
+
+    /// Of two links that were left, one is in use by a process outside of the job.
+    fn deletes_unused(dir: &tempfile::TempDir, keeps_last_name: bool) {
         let path = |name: &str| dir.path().join(name);
         for (name, link) in [("unused", "link_remap.1"), ("used", "link_remap.2"), ("named", "other.3")] {
             fs::write(path(name), "x").unwrap();
@@ -402,8 +413,8 @@ mod tests {
         let (is_used, left) = (remove(&lock), are_left());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!((is_used, left), (true, [false, true, true, true]));
-        assert!(!remove(&lock) && are_left() == [false, false, true, true]);
+        assert_eq!((is_used, left), (true, [false, true, true, keeps_last_name]));
+        assert!(!remove(&lock) && are_left() == [false, false, true, keeps_last_name]);
     }
 
     #[test]
