@@ -181,7 +181,7 @@ impl StoreRoot {
         }
     }
 
-    /// All jobs that have a record, or of which that cannot be said, sorted by name.
+    /// All jobs that have a record or a launcher, or of which that cannot be said, sorted by name.
     ///
     /// # Errors
     /// If the directory cannot be read.
@@ -198,7 +198,8 @@ impl StoreRoot {
             keys.extend(name.to_str().and_then(|name| JobKey::named(name).ok()));
         }
         keys.sort();
-        Ok(keys.iter().map(|key| self.job(key)).filter(|job| JOB.exists(&job.path)).collect())
+        let is_job = |job: &JobDir| JOB.exists(&job.path) || job.is_locked();
+        Ok(keys.iter().map(|key| self.job(key)).filter(is_job).collect())
     }
 }
 

@@ -98,6 +98,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_step_on_two_nodes_is_stopped_and_resumes", FULL),
     ("a_job_on_four_nodes_is_preempted_requeued_and_refused_with_another_node", FULL),
     ("a_part_that_fails_is_restarted_on_all_nodes", FULL),
+    ("launchers_that_wait_for_others_say_so", FULL),
     ("a_part_that_fails_too_often_ends_the_job", FULL),
     ("an_older_snapshot_is_resumed_on_all_nodes", FULL),
     ("a_run_that_does_not_begin_on_all_nodes_leaves_the_one_before", FULL),

@@ -218,6 +218,20 @@ impl Sender {
 }
 
 impl Receiver {
+    /// Whether something arrives within `timeout`, or the connection ends.
+    ///
+    /// # Errors
+    /// See [`ConnectionError`].
+    pub fn is_ready(&self, timeout: Duration) -> Result<bool, ConnectionError> {
+        self.stream.set_read_timeout(Some(timeout))?;
+        match self.stream.peek(&mut [0]) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                Ok(false)
+            }
+            result => Ok(result.map(|_| true)?),
+        }
+    }
+
     /// Sets how long [`Self::receive`] waits; `None` is for ever.
     ///
     /// # Errors

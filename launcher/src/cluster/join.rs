@@ -9,6 +9,7 @@ use super::log_files::LogFiles;
 use super::messages::{HeldPart, Join, Message, Welcome};
 use super::options::Coordinator;
 use super::sockets::LauncherConnections;
+use crate::job::journal::Journal;
 use crate::sys::deadline::{
     NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, NODE_WAIT_REPORT,
 };
@@ -66,8 +67,8 @@ pub struct Wanted {
 ///
 /// # Errors
 /// Bad input: another key, another version, other options at another node. Or the network or the store fails.
-pub fn join(member: Member) -> Result<Cluster> {
-    if member.rank == 0 { gather(member) } else { connect(member) }
+pub fn join(member: Member, journal: &Journal) -> Result<Cluster> {
+    if member.rank == 0 { gather(member, journal) } else { connect(member, journal) }
 }
 
 impl Member {
@@ -100,7 +101,7 @@ fn incarnation() -> u64 {
 }
 
 /// Node 0.
-fn gather(member: Member) -> Result<Cluster> {
+fn gather(member: Member, journal: &Journal) -> Result<Cluster> {
     let (inputs, inbox) = unbounded();
     let at = &member.coordinator;
     let addresses = member.addresses().with_context(|| format!("cannot resolve the coordinator {at}"))?;
@@ -108,7 +109,7 @@ fn gather(member: Member) -> Result<Cluster> {
     links::listen(&addresses, member.settings.nodes, &member.key, &inputs)
         .map_err(|error| cannot_listen(at, error))?;
     let own = member.join();
-    let joined = await_all(&own, at, (&inputs, &inbox));
+    let joined = await_all(&own, at, (&inputs, &inbox), journal);
     let (Chosen { welcome, excluded, usable }, log) = match open_log(&member, &own, &joined) {
         Ok(opened) => opened,
         Err(error) => {
@@ -166,15 +167,12 @@ fn await_all(
     own: &Join,
     at: &Coordinator,
     (inputs, inbox): (&crossbeam_channel::Sender<Input>, &crossbeam_channel::Receiver<Input>),
+    journal: &Journal,
 ) -> BTreeMap<u32, Joined> {
     let mut joined = BTreeMap::new();
-    let (mut number, mut report) = (0, Some(Instant::now() + NODE_WAIT_REPORT));
+    let (mut number, mut report, mut said) = (0, Instant::now() + NODE_WAIT_REPORT, String::new());
     while joined.len() + 1 < own.nodes as usize {
-        let input = match report {
-            Some(at) => inbox.recv_deadline(at).ok(),
-            None => inbox.recv().ok(),
-        };
-        match input {
+        match inbox.recv_deadline(report).ok() {
             Some(Input::Joining(joining)) => {
                 number += 1;
                 admit(own, *joining, number, &mut joined, inputs);
@@ -184,8 +182,12 @@ fn await_all(
             }
             Some(_) => {}
             None => {
-                say_missing(own.nodes, &joined, at);
-                report = None;
+                let missing = missing(own.nodes, &joined, at);
+                if said != missing {
+                    journal.waiting(&missing[..]);
+                    said = missing;
+                }
+                report = Instant::now() + NODE_WAIT_REPORT;
             }
         }
     }
@@ -271,10 +273,11 @@ fn job_network(
     Ok(Some(network))
 }
 
-fn say_missing(nodes: u32, joined: &BTreeMap<u32, Joined>, at: &Coordinator) {
+/// For whom node 0 waits.
+fn missing(nodes: u32, joined: &BTreeMap<u32, Joined>, at: &Coordinator) -> String {
     let missing = (1..nodes).filter(|rank| !joined.contains_key(rank));
     let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
-    tracing::info!("waiting for the launchers of node {} at {at}", missing.join(", "));
+    format!("waiting for the launchers of node {} at {at}", missing.join(", "))
 }
 
 /// Takes a node in, or refuses it.
@@ -437,11 +440,11 @@ fn choose(log: &LogFiles, all: &[&Join]) -> Result<Chosen> {
 const FIRST: &str = "000001-";
 
 /// Another node.
-fn connect(member: Member) -> Result<Cluster> {
+fn connect(member: Member, journal: &Journal) -> Result<Cluster> {
     let (at, join) = (&member.coordinator, member.join());
     let (mut report, mut pause) = (Some(Instant::now() + NODE_WAIT_REPORT), NODE_FIRST_RETRY_INTERVAL);
     loop {
-        let why = match try_connect(&member, &join) {
+        let why = match try_connect(&member, &join, journal) {
             Ok(Admitted { connection, mut welcome, machines: [coordinator, local] }) => {
                 if let Some(plan) = &mut welcome.network {
                     plan.machines.push((0, coordinator));
@@ -480,7 +483,7 @@ fn connect(member: Member) -> Result<Cluster> {
         };
         tracing::debug!("no connection to node 0 at {at}: {why}");
         if report.is_some_and(|report| Instant::now() >= report) {
-            tracing::info!("waiting for the launcher of node 0 at {at}: {why}");
+            journal.waiting(format!("waiting for the launcher of node 0 at {at}: {why}"));
             report = None;
         }
         std::thread::sleep(pause);
@@ -508,7 +511,7 @@ struct Admitted {
     machines: [IpAddr; 2],
 }
 
-fn try_connect(member: &Member, join: &Join) -> Result<Admitted, Refusal> {
+fn try_connect(member: &Member, join: &Join, journal: &Journal) -> Result<Admitted, Refusal> {
     let mut stream = Err(std::io::Error::other("the name has no address"));
     for address in member.addresses()? {
         stream = TcpStream::connect_timeout(&address, NODE_CONNECTION_TIMEOUT);
@@ -522,6 +525,12 @@ fn try_connect(member: &Member, join: &Join) -> Result<Admitted, Refusal> {
         connection::open(stream, &member.key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
     sender.send(&Message::Join(join.clone()))?;
     // The other nodes may come much later.
+    if !receiver.is_ready(NODE_WAIT_REPORT)? {
+        journal.waiting(format!(
+            "waiting for the launchers of other nodes; that of node 0 at {} says which are missing",
+            member.coordinator
+        ));
+    }
     receiver.set_timeout(None)?;
     match receiver.receive()? {
         Message::Welcome(welcome) => Ok(Admitted { connection: (sender, receiver), welcome, machines }),

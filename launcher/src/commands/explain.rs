@@ -156,6 +156,7 @@ fn title(kind: EventKind) -> &'static str {
         EventKind::Complete => "complete",
         EventKind::Output => "output",
         EventKind::RankLate => "late rank",
+        EventKind::Waiting => "waiting",
         EventKind::Noted => "note",
         EventKind::Died => "died",
         EventKind::LauncherStarted | EventKind::LauncherEnded => "launcher",
@@ -198,8 +199,8 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
 /// Whether output belongs to a failure, or to an end that is missing, which the entries after it show. Other threads may
 /// have recorded something between. What the job wrote before another end is in `ckpt-run logs`.
 fn is_of_failure(following: &[Entry]) -> bool {
-    use EventKind::{Died, Failed, NotSaved, Noted, RankLate};
-    let is_between = |kind| is_snapshot(kind) || matches!(kind, NotSaved | RankLate | Noted);
+    use EventKind::{Died, Failed, NotSaved, Noted, RankLate, Waiting};
+    let is_between = |kind| is_snapshot(kind) || matches!(kind, NotSaved | RankLate | Waiting | Noted);
     let next = following.iter().map(|entry| entry.kind).find(|kind| !is_between(*kind));
     next.is_none_or(|kind| matches!(kind, Failed | Died))
 }

@@ -132,13 +132,12 @@ fn connect_once_it_runs(job: &JobDir) -> Result<UnixStream> {
             bail!("the job {} is not running (on this machine, under this user)", job.key());
         }
         if begun.elapsed() >= START_WAIT_LIMIT {
-            bail!(
-                "the job {} is still being started or resumed, or its launcher cannot be reached",
-                job.key()
-            );
+            let why = waits_for(job).unwrap_or_else(|| "or its launcher cannot be reached".to_owned());
+            bail!("the job {} is still being started or resumed, {why}", job.key());
         }
         if !is_reported {
-            tracing::info!("the job {} is being started or resumed: waiting until it runs", job.key());
+            let why = waits_for(job).map_or_else(String::new, |what| format!(" ({what})"));
+            tracing::info!("the job {} is being started or resumed{why}: waiting until it runs", job.key());
             is_reported = true;
         }
         std::thread::sleep(START_POLL_INTERVAL);
@@ -293,12 +292,33 @@ pub struct Status {
     /// The report of the launcher.
     #[serde(flatten, serialize_with = "without_job")]
     pub launcher: Option<JobStatus>,
+    /// For what it waits, if it is being started or resumed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
     /// Why nothing else is known of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The store is an object store: other machines may run the job.
     #[serde(skip)]
     pub is_remote: bool,
+}
+
+impl Status {
+    /// That of a job of which nothing is known.
+    fn unknown(job: &JobDir) -> Self {
+        Self {
+            job: job.key().to_string(),
+            running: job.is_locked(),
+            outcome: Ending::Unfinished,
+            snapshots: 0,
+            can_be_resumed: false,
+            time_ms: BTreeMap::new(),
+            launcher: None,
+            waiting: None,
+            error: None,
+            is_remote: false,
+        }
+    }
 }
 
 /// `ckpt-run status`: one job, or all.
@@ -351,17 +371,9 @@ pub fn read(
             Ok(status) => all.extend(status),
             Err(error) if jobs.len() == 1 => return Err(error),
             // The others are shown all the same.
-            Err(error) => all.push(Status {
-                job: job.key().to_string(),
-                running: job.is_locked(),
-                outcome: Ending::Unfinished,
-                snapshots: 0,
-                can_be_resumed: false,
-                time_ms: BTreeMap::new(),
-                launcher: None,
-                error: Some(with_remedy(&error)),
-                is_remote: false,
-            }),
+            Err(error) => {
+                all.push(Status { error: Some(with_remedy(&error)), ..Status::unknown(job) });
+            }
         }
     }
     Ok(all)
@@ -378,17 +390,21 @@ fn newer_claim(config: &Config, job: &JobDir, record: &JobRecord) -> Option<JobR
         .ok()?
 }
 
-/// The state of one job; `None` if it has no record yet.
+/// The state of one job; `None` if it has no record yet, and no launcher.
 fn read_one(
     config: &Config,
     job: &JobDir,
     list: &impl Fn(&Tiers) -> Result<Vec<Listed>, ReadError>,
 ) -> Result<Option<Status>> {
-    let Some(record) = job.record()? else { return Ok(None) };
+    let running = job.is_locked();
+    // A job on several nodes is claimed once all of them are there.
+    let Some(record) = job.record()? else {
+        return Ok(running.then(|| Status { waiting: waits_for(job), ..Status::unknown(job) }));
+    };
     let store = tiers::open(&config.store, job)?;
     let listed = list(&store)?;
-    let running = job.is_locked();
     let launcher = running.then(|| ask_status(job)).flatten();
+    let waiting = Some(job).filter(|_| running && launcher.is_none()).and_then(waits_for);
     // Another machine may have continued a job with uploads.
     let newer = if running { None } else { newer_claim(config, job, &record) };
     let is_remote = job.records_medium().is_some() || newer.is_some();
@@ -405,6 +421,7 @@ fn read_one(
             || !resume_point::of_next_run(job, &store, &listed)?.is_empty(),
         time_ms: time_ms.unwrap_or_default(),
         launcher,
+        waiting,
         error: None,
         is_remote,
     }))
@@ -456,6 +473,11 @@ pub fn output(job: &JobDir) -> Option<String> {
     }
 }
 
+/// For what the launcher of a job waits before the job runs.
+fn waits_for(job: &JobDir) -> Option<String> {
+    Journal::of(job).waits_for()
+}
+
 fn ask_status(job: &JobDir) -> Option<JobStatus> {
     status_from(&mut connect(job).ok()??)
 }
@@ -492,6 +514,7 @@ pub fn state(status: &Status) -> String {
         (true, _) if status.launcher.as_ref().is_some_and(|launcher| launcher.restart_s.is_some()) => {
             "waiting for its restart".to_owned()
         }
+        (true, _) if status.waiting.is_some() => "waiting".to_owned(),
         (true, _) => "running".to_owned(),
         (false, Ending::Complete) => "complete".to_owned(),
         (false, Ending::Failed { code }) => format!("ended with {code}; {again}"),
@@ -516,7 +539,11 @@ fn unread(bytes: u64) -> String {
 pub fn report(status: &Status) -> Vec<String> {
     let Some(launcher) = &status.launcher else {
         let silent = "  launcher         does not answer: it is starting or resuming the job, is stopped, or belongs to another machine or user";
-        return status.running.then(|| silent.to_owned()).into_iter().collect();
+        let why = status
+            .waiting
+            .as_ref()
+            .map_or_else(|| silent.to_owned(), |what| format!("  launcher         {what}"));
+        return status.running.then_some(why).into_iter().collect();
     };
     let started = print::ago(launcher.started_unix_ms);
     let mut lines = vec![format!("  launcher         process {}, started {started}", launcher.launcher_pid)];

@@ -196,6 +196,7 @@ mod tests {
             can_be_resumed: true,
             time_ms: [(Class::Productive, 90_000), (Class::Stall, 7000), (Class::Redone, 3000)].into(),
             launcher: Some(launcher),
+            waiting: None,
             error: None,
             is_remote: false,
         }
@@ -212,6 +213,7 @@ mod tests {
             can_be_resumed: true,
             time_ms,
             launcher: None,
+            waiting: None,
             error: None,
             is_remote: false,
         }

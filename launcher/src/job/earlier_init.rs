@@ -1,6 +1,7 @@
 //! The init of the job's last session. When a launcher is killed, the kernel releases the job's lock at once, but the init
 //! and the processes of the job end some time later. Until then they can write files and hold ports. So a start waits.
 
+use crate::job::journal::{Entry, EventKind, Journal};
 use crate::namespace::{Namespace, pid_namespace_of, remaining_processes};
 use crate::sys::authentic::{opened, sealed};
 use crate::sys::deadline::{EARLIER_SESSION_REPORT, PROCESS_POLL_INTERVAL};
@@ -16,6 +17,9 @@ use std::time::Instant;
 const FILE: &str = "init.json";
 /// A longer record is damaged (bytes).
 const MAX_BYTES: u64 = 4096;
+
+/// What to do about processes that do not end.
+const UNKILLABLE: &str = "One that waits for an unresponsive device or file system cannot be killed: check `dmesg`, GPUs and network file systems";
 
 /// A process, by what no other process has while the machine is up.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,18 +63,19 @@ pub fn record(dir: &JobDir, namespace: &Namespace) -> Result<()> {
 
 /// Waits until all processes of the job's last session have ended, if it was on this machine. The caller has the job's
 /// lock.
-pub fn wait_for_end(dir: &JobDir) {
+pub fn wait_for_end(dir: &JobDir, journal: &Journal) {
     let text = read_regular(&dir.path().join(FILE), MAX_BYTES).unwrap_or_default();
     let init = opened(&dir.file_key(FILE), &text).and_then(|text| serde_json::from_slice::<Init>(text).ok());
     let Some(init) = init else { return };
     let (begun, mut is_reported) = (Instant::now(), false);
     while init.runs() {
         if !is_reported && begun.elapsed() >= EARLIER_SESSION_REPORT {
-            tracing::warn!(
-                "job {}: waiting until the processes of its earlier session have ended: {}. One that waits for an unresponsive device or file system cannot be killed: check `dmesg`, GPUs and network file systems",
-                dir.key(),
+            let what = format!(
+                "waiting until the processes of its earlier session have ended: {}",
                 remaining_processes(init.pid).join(", ")
             );
+            tracing::warn!("job {}: {what}. {UNKILLABLE}", dir.key());
+            journal.add(&Entry::new(EventKind::Waiting, what).remedy(Some(UNKILLABLE)));
             is_reported = true;
         }
         std::thread::sleep(PROCESS_POLL_INTERVAL);

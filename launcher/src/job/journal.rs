@@ -55,6 +55,8 @@ pub enum EventKind {
     Output,
     /// A rank of NCCL does nothing while others wait for it.
     RankLate,
+    /// The start or resume waits for something outside of the job.
+    Waiting,
     /// Something else that the job's user should know.
     Noted,
     /// The launcher was killed. No journal has this: `ckpt-run explain` finds out.
@@ -211,6 +213,20 @@ impl Journal {
             );
             *is_reported = true;
         }
+    }
+
+    /// Says for what the start or resume waits, and adds that: `what` begins with "waiting".
+    pub fn waiting(&self, what: impl Into<String>) {
+        let entry = Entry::new(EventKind::Waiting, what);
+        tracing::info!("{}", entry.what);
+        self.add(&entry);
+    }
+
+    /// For what the start or resume of a job without a report waits. It goes on with another entry.
+    #[must_use]
+    pub fn waits_for(&self) -> Option<String> {
+        let last = self.entries().ok()?.pop()?;
+        (last.kind == EventKind::Waiting).then_some(last.what)
     }
 
     /// All entries, oldest first. Unreadable lines are skipped: a full disk may have truncated one.

@@ -379,6 +379,7 @@ impl Ledger {
             EventKind::NotSaved
             | EventKind::Restarting
             | EventKind::Preempted
+            | EventKind::Waiting
             | EventKind::Noted
             | EventKind::Output
             | EventKind::Died

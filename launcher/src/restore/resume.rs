@@ -25,6 +25,7 @@ use crate::gpu::placement::{self, GpuMap};
 use crate::gpu::preload::{self, Interposer};
 use crate::job::alive::{LastAlive, end_put_back};
 use crate::job::attempt_logs::prune_attempt_logs;
+use crate::job::journal::Journal;
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::abandon_after;
 use crate::namespace::stdio::{self, Stdio, terminal_key};
@@ -65,6 +66,8 @@ const POLICY_TRIES: u32 = 3;
 pub struct Resumer<'a> {
     /// The job's directory in the store.
     pub dir: &'a JobDir,
+    /// For what a resume has to wait.
+    pub journal: &'a Journal,
     /// The job's snapshots.
     pub store: &'a Arc<Tiers>,
     /// Whether the store answers.
@@ -274,10 +277,10 @@ impl Resumer<'_> {
                     if begun.elapsed() < PORT_RETRY_TIMEOUT && self.may_retry() =>
                 {
                     if !is_reported {
-                        tracing::info!(
-                            "a port of the job is still in use; waiting up to {} s for it",
+                        self.journal.waiting(format!(
+                            "waiting up to {} s for a port of the job that is still in use",
                             PORT_RETRY_TIMEOUT.as_secs()
-                        );
+                        ));
                         tracing::debug!("{error:#}");
                         is_reported = true;
                     }

@@ -10,6 +10,7 @@ use crate::sys::error::EXIT_PREEMPTED;
 use anyhow::{Context, Result};
 use ckpt_protocol::control::Saved;
 use crossbeam_channel::Sender;
+use parking_lot::Mutex;
 use procfs_core::FromRead as _;
 use procfs_core::process::Status;
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
@@ -84,41 +85,53 @@ pub fn name(signal: i32) -> String {
 
 /// Receives signals.
 pub struct Signals {
-    /// The supervisor is starting or resuming the job, and serves no events.
+    /// ckpt-run is starting or resuming the job, and serves no events.
     busy: Arc<AtomicBool>,
+    served: Arc<Mutex<Option<Served>>>,
+}
+
+/// What signals are for, once the job is claimed.
+struct Served {
+    events: Sender<Event>,
+    /// Runs before a signal ends ckpt-run at once.
+    last_act: Box<dyn Fn() + Send>,
 }
 
 impl Signals {
-    /// Turns signals into events. Signals that were ignored at the start stay ignored, in ckpt-run and in the job (nohup).
-    /// `preempting` are the signals of `--on-signal`. `last_act` runs before a signal ends ckpt-run at once.
+    /// Receives signals from now on. Those that were ignored at the start stay ignored, in ckpt-run and in the job (nohup).
+    /// `preempting` are the signals of `--on-signal`. Until [`Self::serve`], a signal that asks the job to end ends ckpt-run
+    /// at once, and others have no effect.
     ///
     /// # Errors
     /// When the signal handlers or the thread cannot be set up.
-    pub fn listen(
-        events: Sender<Event>,
-        preempting: Vec<i32>,
-        last_act: impl Fn() + Send + 'static,
-    ) -> Result<Self> {
+    pub fn listen(preempting: Vec<i32>) -> Result<Self> {
         let passed_on = [SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH];
         let wanted: BTreeSet<i32> =
             STOPPING.into_iter().chain(passed_on).chain(preempting.iter().copied()).collect();
         let wanted = wanted.into_iter().filter(|&signal| !is_ignored(signal));
         let mut signals = signal_hook::iterator::Signals::new(wanted).context("cannot listen for signals")?;
-        let busy = Arc::new(AtomicBool::new(false));
-        let is_busy = Arc::clone(&busy);
+        let (busy, served) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(None::<Served>)));
+        let (is_busy, server) = (Arc::clone(&busy), Arc::clone(&served));
         let listen = move || {
             for signal in signals.forever() {
+                let server = server.lock();
                 if is_busy.load(Ordering::SeqCst) && (is_stopping(signal) || preempting.contains(&signal)) {
-                    end_at_once(signal, &preempting, &last_act);
+                    end_at_once(signal, &preempting, server.as_ref());
                 }
-                if events.send(Event::Signal(signal)).is_err() {
+                if server.as_ref().is_some_and(|server| server.events.send(Event::Signal(signal)).is_err()) {
                     return;
                 }
             }
         };
         let thread = std::thread::Builder::new().name("signals".to_owned()).spawn(listen);
         thread.context("cannot listen for signals")?;
-        Ok(Self { busy })
+        Ok(Self { busy, served })
+    }
+
+    /// Turns signals into events from now on. `last_act` runs before a signal ends ckpt-run at once.
+    pub fn serve(&self, events: Sender<Event>, last_act: impl Fn() + Send + 'static) {
+        *self.served.lock() = Some(Served { events, last_act: Box::new(last_act) });
+        self.busy.store(false, Ordering::SeqCst);
     }
 
     /// Runs `work`, during which no events are served. A signal that asks the job to end then ends ckpt-run at once: the
@@ -131,13 +144,15 @@ impl Signals {
     }
 }
 
-fn end_at_once(signal: i32, preempting: &[i32], last_act: &dyn Fn()) -> ! {
+fn end_at_once(signal: i32, preempting: &[i32], server: Option<&Served>) -> ! {
     let code = if preempting.contains(&signal) { EXIT_PREEMPTED } else { 128 + signal };
     tracing::info!(
         "received {} while the job was being started or resumed: ckpt-run ends at once. Run the same command again to resume",
         name(signal)
     );
-    last_act();
+    if let Some(server) = server {
+        (server.last_act)();
+    }
     stdio::restore_terminal();
     // The job's namespace ends with this process.
     std::process::exit(code)

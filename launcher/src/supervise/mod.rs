@@ -217,7 +217,7 @@ impl<'a> Supervisor<'a> {
         if self.is_first && candidates.is_empty() {
             announce(context, true);
         }
-        let started = context.signals.while_busy(|| self.start(candidates));
+        let started = context.opened.signals.while_busy(|| self.start(candidates));
         let job = match started {
             Ok(Ok(job)) => job,
             Ok(Err(code)) if self.is_first => return State::Over(Ok(code)),
@@ -294,6 +294,7 @@ impl<'a> Supervisor<'a> {
         let context = self.context;
         Resumer {
             dir: &context.opened.dir,
+            journal: &context.opened.journal,
             store: &context.opened.store,
             answers: &context.opened.answers,
             network: context.config.network,
@@ -539,7 +540,7 @@ impl<'a> Supervisor<'a> {
         if context.opened.staged_bytes.is_some() {
             context.opened.answers.has_memory();
         }
-        let decided = context.signals.while_busy(|| {
+        let decided = context.opened.signals.while_busy(|| {
             let OpenedJob { dir, store, identity, answers, .. } = context.opened;
             answers.during("its snapshots were being listed", || {
                 context.claimed.ownership.check()?;

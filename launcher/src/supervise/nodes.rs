@@ -131,7 +131,7 @@ pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     // What happens to a job happens on all its nodes: one of them tells it.
     let address = config.notify.clone().filter(|_| config.nodes.rank == Some(0));
     let notifier = address.map(|to| super::notifier(to, config, &opened)).transpose()?;
-    let cluster = cluster::join(member(config, &opened)?)?;
+    let cluster = cluster::join(member(config, &opened)?, &opened.journal)?;
     let (nodes, rank) = (cluster.nodes(), cluster.rank());
     let engine = config.nodes.engine.map_or_else(String::new, |engine| format!(", as {engine} says"));
     tracing::info!("all {nodes} nodes are there; this is node {rank}{engine}");
@@ -375,7 +375,7 @@ impl Supervisor<'_> {
     ) -> Result<i32, Over> {
         loop {
             self.begun_at = SystemTime::now();
-            let signals = &self.context.signals;
+            let signals = &self.context.opened.signals;
             let started = signals.while_busy(|| self.start_part(cluster, &load, &candidates));
             let (mut own_error, mut ended) = (None, None);
             match started {

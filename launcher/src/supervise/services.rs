@@ -1,6 +1,6 @@
 //! The threads that serve a run in the background, and what all its job sessions share.
 
-use super::events::{Event, Signals};
+use super::events::Event;
 use super::preempt;
 use super::startup::OpenedJob;
 use crate::cli::config::Config;
@@ -37,7 +37,6 @@ pub(super) struct RunContext<'a> {
     pub(super) status: Arc<SharedStatus>,
     pub(super) uploader: Option<Arc<Uploader>>,
     pub(super) persister: Option<Arc<Persister>>,
-    pub(super) signals: Signals,
     pub(super) events: Sender<Event>,
     pub(super) inbox: Receiver<Event>,
     /// The other nodes of the job, if it has several.
@@ -90,7 +89,7 @@ impl<'a> RunContext<'a> {
             }
             journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run was ended by a signal"));
         };
-        let signals = Signals::listen(events.clone(), config.on_signal.clone(), last_act)?;
+        opened.signals.serve(events.clone(), last_act);
         Ok(Self {
             config,
             argv,
@@ -100,7 +99,6 @@ impl<'a> RunContext<'a> {
             status,
             uploader,
             persister,
-            signals,
             events,
             inbox,
             nodes,

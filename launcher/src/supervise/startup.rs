@@ -6,6 +6,7 @@
 //!     └─► error                           └─► error: the claim is released when [`ClaimedJob`] is dropped
 //! ```
 
+use super::events::Signals;
 use super::moved;
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
@@ -50,6 +51,8 @@ pub(super) const NODE: &str = ".node";
 
 /// The job's store, opened and locked. No other launcher on this machine has the job.
 pub(super) struct OpenedJob {
+    /// Received since the start.
+    pub(super) signals: Signals,
     pub(super) identity: JobIdentity,
     pub(super) criu: Criu,
     pub(super) dir: JobDir,
@@ -70,6 +73,7 @@ pub(super) struct OpenedJob {
 /// # Errors
 /// Bad input, missing privileges, or a store that cannot be used.
 pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
+    let signals = Signals::listen(config.on_signal.clone())?;
     let cwd = std::env::current_dir().context("cannot determine the working directory")?;
     check_privileges(config)?;
     let criu = Criu::find(config.criu.as_deref());
@@ -97,7 +101,8 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         tracing::info!("job {key}: waiting for `ckpt-run prune` or `ckpt-run rm` to end (process {pid})");
     };
     let lock = dir.lock_to_run(on_wait)?;
-    earlier_init::wait_for_end(&dir);
+    let journal = Arc::new(Journal::of(&dir));
+    earlier_init::wait_for_end(&dir, &journal);
     cluster::delete_left_interfaces();
     let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
     let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();
@@ -106,8 +111,8 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let text = |value: &OsString| value.to_string_lossy().into_owned();
     let identity =
         JobIdentity { key: key.to_string(), cwd: path_text(&cwd), argv: argv.iter().map(text).collect() };
-    let journal = Arc::new(Journal::of(&dir));
     Ok(OpenedJob {
+        signals,
         identity,
         criu,
         dir,

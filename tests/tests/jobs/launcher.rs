@@ -692,6 +692,8 @@ fn a_resume_waits_for_the_ports_of_a_connection() {
     // To the same log, which is cut to its length at the snapshot.
     let mut job = sandbox.start("first", arguments);
     job.until("a resume that waits", || job_says(&sandbox, "first", "still in use").then_some(()));
+    let story = String::from_utf8_lossy(&sandbox.call(["explain"]).stdout).into_owned();
+    assert!(story.contains("waiting up to") && story.contains("still in use"), "{story}");
     let tried = || {
         let attempts = fs::read_dir(sandbox.job_dir().join("attempts")).unwrap();
         attempts
@@ -759,12 +761,26 @@ fn a_start_waits_for_the_end_of_the_earlier_session() {
     first.signal(Signal::KILL);
     first.wait_status();
 
-    let mut second = start("second");
-    second.until("a start that waits", || {
-        let said = sandbox.read("second.err");
-        assert!(!said.contains("resum"), "{said}");
-        said.contains("waiting until the processes of its earlier session have ended: process ").then_some(())
-    });
+    let wait = |name: &str| {
+        let mut started = start(name);
+        started.until("a start that waits", || {
+            let said = sandbox.read(&format!("{name}.err"));
+            assert!(!said.contains("resum"), "{said}");
+            said.contains("waiting until the processes of its earlier session have ended: process ")
+                .then_some(())
+        });
+        started
+    };
+    let mut ended = wait("ended");
+    ended.signal(Signal::TERM);
+    assert_eq!(ended.wait(), 75, "{}", ended.said());
+    assert!(ended.said().contains("received SIGTERM while the job was being started"), "{}", ended.said());
+    let mut second = wait("second");
+    let status = String::from_utf8_lossy(&sandbox.call(["status"]).stdout).into_owned();
+    assert!(
+        status.contains(": waiting, 1 snapshot\n  launcher         waiting until the processes of"),
+        "{status}"
+    );
     let before = sandbox.read("counts").len();
     until("more that the first session writes", || (sandbox.read("counts").len() > before).then_some(()));
     kill_process(init, Signal::KILL).unwrap();

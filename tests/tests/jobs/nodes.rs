@@ -350,6 +350,36 @@ fn what_does_not_work_on_several_nodes_is_refused() {
     assert!(!sandbox.store.exists(), "nothing was changed");
 }
 
+/// Of three nodes, two are there. Commands on them say for whom they wait, and a signal ends the wait.
+#[test]
+fn launchers_that_wait_for_others_say_so() {
+    let Some(machines) = machines(3) else { return };
+    let job = Job::stream(machines, 1);
+    let mut running = [0, 1].map(|node| job.start_one(node));
+    for (node, expected) in [(0, "waiting for the launchers of node 2 at "), (1, "; that of node 0 at ")] {
+        let call = |command: &str| {
+            let output = job.machines.sandboxes[node].call([command]);
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let status = running[node].until("a launcher that waits", || {
+            Some(call("status")).filter(|status| status.contains(expected))
+        });
+        assert!(status.contains(": waiting, 0 snapshots\n  launcher         waiting for "), "{status}");
+        let story = call("explain");
+        assert!(story.contains("(running)\n") && story.contains(expected), "{story}");
+    }
+    running.iter().for_each(|one| one.signal(rustix::process::Signal::TERM));
+    assert_eq!(codes(&mut running), [75, 75], "{}", said(&running));
+    assert!(
+        said(&running).contains("received SIGTERM while the job was being started"),
+        "{}",
+        said(&running)
+    );
+    let status = job.machines.sandboxes[0].call(["status"]);
+    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(status.starts_with("there is no job in "), "{status}");
+}
+
 /// `checkpoint` and `stop` do the same on every node.
 #[test]
 fn any_node_takes_requests_for_snapshots_and_the_end() {

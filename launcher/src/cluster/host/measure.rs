@@ -6,6 +6,7 @@ use crate::agents::JobLead as _;
 use crate::cluster::join::{Member, join};
 use crate::cluster::messages::{HeldPart, StopHow};
 use crate::cluster::{ClusterKey, Coordinator};
+use crate::job::journal::Journal;
 use crate::sys::deadline::{NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT};
 use ckpt_cluster::{Outcome, Settings, Step};
 use ckpt_cut::{FromLauncher, MemberReport, Name, NamedRank, Order, Report, Role, ToLauncher};
@@ -97,7 +98,7 @@ impl Simulated {
     /// Starts again and again, as an engine would start it, until it is stopped.
     fn run(mut self) {
         loop {
-            let cluster = join(self.member()).expect("joined");
+            let cluster = join(self.member(), &Journal::of(&self.job)).expect("joined");
             let is_stopped = self.serve(&cluster);
             cluster.finish();
             if is_stopped {
