@@ -3,6 +3,7 @@
 use crate::sys::privileges::{self, Privileges};
 use std::ffi::OsString;
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -74,6 +75,14 @@ pub enum CriuMissing {
         /// What failed.
         reason: String,
     },
+    /// No process can be started.
+    #[error("cannot start {path}: {reason}", path = path.display())]
+    NoProcess {
+        /// The program.
+        path: PathBuf,
+        /// What failed.
+        reason: String,
+    },
     /// CRIU is too old.
     #[error("{path} is CRIU {found}, but this kernel needs at least {needed}. Name another one with --criu PATH", path = path.display())]
     TooOld {
@@ -135,11 +144,11 @@ impl Criu {
     /// Asks the program at `path` for its version.
     fn at(path: PathBuf, reason: &str) -> Result<Self, CriuMissing> {
         let broken = |reason: String| CriuMissing::Broken { path: path.clone(), reason };
-        let output = Command::new(&path)
-            .arg("--version")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| broken(error.to_string()))?;
+        let output = Command::new(&path).arg("--version").stdin(Stdio::null()).output();
+        let output = output.map_err(|error| match (error.kind(), error.to_string()) {
+            (ErrorKind::WouldBlock, reason) => CriuMissing::NoProcess { path: path.clone(), reason },
+            (_, reason) => broken(reason),
+        })?;
         let text = String::from_utf8_lossy(&output.stdout);
         let version = Version::parse(&text).ok_or_else(|| {
             broken(format!("--version printed {:?}", text.lines().next().unwrap_or_default()))

@@ -67,6 +67,10 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
         "the limit of open files is too low: CRIU needs some 45 descriptors besides those of the job. Raise the hard limit (`ulimit -Hn`, systemd: LimitNOFILE=), and the snapshot can be resumed",
     ),
     ("Can't fork for", "a PID that the job needs is taken"),
+    (
+        "fork() failed",
+        "no process could be started: check the limits of processes, `ulimit -u` and `pids.max` of the cgroup",
+    ),
     ("No space left on device", "not enough disk space or memory for the images"),
     ("Cannot allocate memory", "not enough memory for the images"),
     ("Timeout reached", "the processes did not stop in time"),

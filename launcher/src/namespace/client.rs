@@ -41,9 +41,7 @@ pub enum InitEvent {
 #[derive(Debug, thiserror::Error)]
 pub enum NamespaceError {
     /// The kernel refuses the namespaces.
-    #[error(
-        "cannot make a PID namespace for the job: {0}. Run ckpt-run as root or give it CAP_SYS_ADMIN; `ckpt-run doctor` lists the other requirements"
-    )]
+    #[error("cannot make a PID namespace for the job: {0}")]
     Create(io::Error),
     /// Capabilities are missing.
     #[error(

@@ -125,8 +125,11 @@ impl Tracker {
         }
         let cwd = CString::new(cwd.as_os_str().as_bytes())?;
         if !mounts.contains_key(&file_system_id(&cwd)?) {
-            let why = format!("the file system of the job's directory cannot be watched: {unwatched:?}");
-            return Err(io::Error::other(why));
+            let reasons: Vec<_> = unwatched.iter().map(|(mount, why)| format!("{mount}: {why}")).collect();
+            return Err(io::Error::other(format!(
+                "the file system of the job's directory cannot be watched ({})",
+                reasons.join("; ")
+            )));
         }
         hurry();
         let (paths, is_incomplete, recorder) = (BTreeSet::new(), false, Recorder::default());

@@ -2,9 +2,10 @@
 
 use crate::agents::QuiesceError;
 use crate::checkpoint::attempt::AttemptError;
-use crate::criu::{ImageError, SessionError};
+use crate::criu::{CriuMissing, ImageError, SessionError};
 use crate::job::ownership::OwnershipError;
 use crate::namespace::{NamespaceError, StartError};
+use crate::restore::resume::NotRestored;
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT};
 use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::codec::KeyError;
@@ -122,11 +123,10 @@ fn includes_causes(error: &(dyn Error + 'static)) -> bool {
 /// An error with its causes, and with a remedy unless the message has one.
 #[must_use]
 pub fn with_remedy(error: &anyhow::Error) -> String {
-    let message = in_one_line(error);
-    match error.chain().find_map(remedy) {
-        Some(remedy) => format!("{}. {remedy}", message.trim_end_matches('.')),
-        None => message,
-    }
+    let of_resume = error.downcast_ref().map(NotRestored::remedy);
+    let remedies = error.chain().find_map(remedy).into_iter().chain(of_resume);
+    remedies
+        .fold(in_one_line(error), |message, remedy| format!("{}. {remedy}", message.trim_end_matches('.')))
 }
 
 /// Logs an error with its remedy; writes to stderr if logging has not started yet.
@@ -141,11 +141,22 @@ pub fn log_error(error: &anyhow::Error) {
 
 /// The remedy for an error whose message has none.
 fn remedy(error: &(dyn Error + 'static)) -> Option<&'static str> {
-    of_store(error)
+    of_limit(error)
+        .or_else(|| of_store(error))
         .or_else(|| error.downcast_ref().and_then(of_attempt))
         .or_else(|| error.downcast_ref().and_then(of_agents))
         .or_else(|| of_parts(error))
         .or_else(|| of_system(error.downcast_ref::<io::Error>()?.kind()))
+}
+
+/// The kernel starts no more processes and threads. Many of the messages come from the init, as text.
+fn of_limit(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    let is_system = error.is::<io::Error>()
+        || error.is::<NamespaceError>()
+        || error.is::<AttemptError>()
+        || error.is::<CriuMissing>();
+    let is_limit = || error.to_string().contains(&rustix::io::Errno::AGAIN.to_string());
+    (is_system && is_limit()).then_some(OF_PROCESSES)
 }
 
 fn of_store(error: &(dyn Error + 'static)) -> Option<&'static str> {
@@ -226,6 +237,7 @@ fn of_agents(error: &QuiesceError) -> Option<&'static str> {
 pub const OF_COMMAND: &str = "Check its path, its permissions, and the interpreter in its first line";
 const OF_CRIU: &str = "Run `ckpt-run doctor` and check what it reports about CRIU";
 const OF_DISK: &str = "Check `dmesg` and the file system, and try again";
+const OF_PROCESSES: &str = "Check the limits of processes and threads: `ulimit -u`, and `pids.max` of the cgroup (Docker: --pids-limit, systemd: TasksMax=)";
 const OF_NAMESPACE: &str =
     "Run the same command again; if the error persists, check the output of `ckpt-run doctor`";
 
@@ -234,11 +246,19 @@ fn of_parts(error: &(dyn Error + 'static)) -> Option<&'static str> {
     if error.is::<SessionError>() || error.is::<ImageError>() {
         return Some(OF_CRIU);
     }
-    if let Some(NamespaceError::Refused(_) | NamespaceError::Ended) = error.downcast_ref() {
-        return Some(OF_NAMESPACE);
+    match error.downcast_ref() {
+        Some(NamespaceError::Refused(_) | NamespaceError::Ended) => return Some(OF_NAMESPACE),
+        Some(NamespaceError::Create(_)) => {
+            return Some(
+                "Run ckpt-run as root or give it CAP_SYS_ADMIN; `ckpt-run doctor` lists the other requirements",
+            );
+        }
+        _ => {}
     }
-    if let Some(StartError::Command(_)) = error.downcast_ref() {
-        return Some(OF_COMMAND);
+    match error.downcast_ref() {
+        Some(StartError::Command(_)) => return Some(OF_COMMAND),
+        Some(StartError::Namespace(forwarded)) => return remedy(forwarded),
+        None => {}
     }
     if error.is::<FrameError>() {
         return Some(

@@ -130,9 +130,46 @@ pub(super) enum Failure {
     Other(anyhow::Error),
 }
 
+/// Which snapshot could not be restored, as the context of the cause.
+#[derive(Debug)]
+pub enum NotRestored {
+    /// On this machine, or in its state.
+    Here(SnapshotId),
+    /// The memory and the driver's state of its GPUs.
+    Gpus(SnapshotId),
+}
+
+impl NotRestored {
+    /// What to do, after the cause.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Here(_) => {
+                "Fix the cause and run the same command again. Alternatives: --resume with an older ID (`ckpt-run ls`), or --resume never"
+            }
+            Self::Gpus(_) => "Fix the cause and run the same command again",
+        }
+    }
+}
+
+impl std::fmt::Display for NotRestored {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Here(id) => write!(
+                out,
+                "the snapshot {id} is intact but cannot be restored here; nothing was started, nothing is lost"
+            ),
+            Self::Gpus(id) => write!(
+                out,
+                "the snapshot {id} is intact, but the job's GPU state could not be restored from it, and the job was ended; nothing is lost"
+            ),
+        }
+    }
+}
+
 impl Failure {
     /// Adds context, except to damage, which is described in full.
-    fn context(self, context: String) -> Self {
+    fn context(self, context: NotRestored) -> Self {
         match self {
             Self::Damaged(error) => Self::Damaged(error),
             Self::PortTaken(error) => Self::PortTaken(error.context(context)),
@@ -297,17 +334,11 @@ impl Resumer<'_> {
                     | Failure::GpuFull(_)
                     | Failure::Criu(_)),
                 ) => {
-                    let context = format!(
-                        "the snapshot {id} is intact but cannot be restored here; nothing was started, nothing is lost. Fix the cause and run the same command again. Alternatives: --resume with an older ID (`ckpt-run ls`), or --resume never"
-                    );
-                    return Err(failure.context(context));
+                    return Err(failure.context(NotRestored::Here(id.clone())));
                 }
                 // Restoring GPU state may have taken minutes: the user decides whether to try again.
                 Err(Failure::Lost(error)) => {
-                    let context = format!(
-                        "the snapshot {id} is intact, but the job's GPU state could not be restored from it, and the job was ended; nothing is lost. Fix the cause and run the same command again"
-                    );
-                    return Err(Failure::Lost(error.context(context)));
+                    return Err(Failure::Lost(error.context(NotRestored::Gpus(id.clone()))));
                 }
                 Err(damaged) => return Err(damaged),
             }

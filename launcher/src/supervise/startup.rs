@@ -78,8 +78,11 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     check_privileges(config)?;
     let criu = Criu::find(config.criu.as_deref());
     // Without a CRIU, another try is of no use before somebody has changed the machine. One that does not run may run again.
-    let is_input =
-        |error: &CriuMissing| config.criu.is_some() || !matches!(error, CriuMissing::Broken { .. });
+    let is_input = |error: &CriuMissing| match error {
+        CriuMissing::NoProcess { .. } => false,
+        CriuMissing::Broken { .. } => config.criu.is_some(),
+        _ => true,
+    };
     let criu = criu.map_err(|error| if is_input(&error) { bad_input(error) } else { error.into() })?;
     if matches!(config.precopy, Precopy::Rounds(_)) && !criu.tracks_memory() {
         return Err(bad_input(anyhow!(

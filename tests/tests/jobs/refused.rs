@@ -150,6 +150,10 @@ fn descriptors_that_a_resume_would_lose_refuse_it_at_once() {
         said.contains("is intact but cannot be restored") && !said.contains("trying once more"),
         "{said}"
     );
+    assert!(
+        said.find("which CRIU would lose") < said.find(". Fix the cause and run the same command again"),
+        "{said}"
+    );
     assert_eq!(sandbox.read("log"), "started\n");
 }
 

@@ -7,16 +7,21 @@ use crate::checkpoint::attempt::AttemptError;
 use crate::criu::{CriuMissing, ImageError, MIN_VERSION, SessionError};
 use crate::job::ownership::{ClaimedElsewhere, OwnershipError};
 use crate::namespace::{NamespaceError, StartError};
+use crate::restore::resume::NotRestored;
+use crate::sys::error::bad_input;
+use anyhow::anyhow;
 use ckpt_object_medium::StoreUrlError;
 use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::codec::KeyError;
-use ckpt_snapshot::{CopyError, Damage, IdError, OpenError, ReadError, Refusal, RelPathError, SaveError};
+use ckpt_snapshot::{
+    CopyError, Damage, IdError, OpenError, ReadError, Refusal, RelPathError, SaveError, SnapshotId,
+};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// The words with which messages begin a remedy.
-const REMEDIES: [&str; 32] = [
+const REMEDIES: [&str; 33] = [
     "Check ",
     "See ",
     "check ",
@@ -49,6 +54,7 @@ const REMEDIES: [&str; 32] = [
     "it looks like",
     "write it plainly",
     "Remove ",
+    "Fix the cause",
 ];
 
 /// Debug output of Rust, which is not for users.
@@ -89,6 +95,25 @@ fn fire() -> io::Error {
     io::Error::other("the device is on fire")
 }
 
+/// What the kernel says when a limit of processes is reached.
+fn no_process() -> io::Error {
+    rustix::io::Errno::AGAIN.into()
+}
+
+#[test]
+fn of_a_limit_of_processes() {
+    let broken = AttemptError::Broken(format!("cannot start CRIU: {}", no_process()));
+    let refused = NamespaceError::Refused(format!("cannot start the job: {}", no_process()));
+    let in_criu = CriuMissing::NoProcess { path: path(), reason: no_process().to_string() };
+    let thread = anyhow::Error::new(no_process()).context("cannot listen for signals");
+    let all =
+        [broken.into(), refused.into(), NamespaceError::Create(no_process()).into(), in_criu.into(), thread];
+    for error in all {
+        let said = with_remedy(&error);
+        assert!(said.ends_with(super::OF_PROCESSES) && !said.contains("docs limits"), "{said}");
+    }
+}
+
 fn path() -> PathBuf {
     "/data/store".into()
 }
@@ -99,6 +124,22 @@ fn process() -> Process {
 
 fn text(what: &str) -> String {
     what.to_owned()
+}
+
+/// What to do comes after the cause, also if the cause is bad input or has a remedy of its own.
+#[test]
+fn of_a_resume() {
+    let id = || SnapshotId::new(7, std::time::UNIX_EPOCH);
+    for example in [NotRestored::Here(id()), NotRestored::Gpus(id())] {
+        check(anyhow::Error::new(fire()).context(example), "000007");
+    }
+    let causes = [bad_input(anyhow!("/x is taken")), SessionError::Timeout.into(), anyhow!("/x is taken.")];
+    for cause in causes {
+        let said = with_remedy(&cause.context(NotRestored::Here(id())));
+        let (_, after) = said.split_once("nothing is lost: ").expect("the cause");
+        let (cause, remedy) = after.split_once(". Fix the cause and run").expect("the remedy after it");
+        assert!(!cause.is_empty() && remedy.ends_with("or --resume never"), "{said}");
+    }
 }
 
 #[test]
@@ -189,6 +230,7 @@ fn of_criu_and_namespaces() {
     each!(CriuMissing {
         CriuMissing::NotFound => CriuMissing::NotFound, "CRIU";
         CriuMissing::Broken { .. } => CriuMissing::Broken { path: path(), reason: text("it is a directory") }, "/data/store";
+        CriuMissing::NoProcess { .. } => CriuMissing::NoProcess { path: path(), reason: no_process().to_string() }, "/data/store";
         CriuMissing::TooOld { .. } => CriuMissing::TooOld { path: path(), found: MIN_VERSION, needed: MIN_VERSION }, "/data/store";
     });
     each!(SessionError {
