@@ -10,7 +10,7 @@ use crate::job::resume_point;
 use crate::store::root::Root;
 use crate::store::tiers;
 use anyhow::{Context, Result};
-use ckpt_snapshot::{JobDir, JobOutcome, Store};
+use ckpt_snapshot::{JobDir, JobOutcome, SnapshotId, Store};
 use serde::Serialize;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
@@ -31,6 +31,9 @@ struct Story {
     /// Whether the next run starts from a snapshot.
     #[serde(skip)]
     can_be_resumed: bool,
+    /// The newest of the snapshots that were lost with the memory of a launcher that died.
+    #[serde(skip)]
+    lost: Option<SnapshotId>,
     entries: Vec<Entry>,
     /// Files that the newest snapshot on this machine does not cover.
     uncovered_files: Vec<String>,
@@ -66,13 +69,22 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
     let running = job.is_locked();
     let unfinished = job.record()?.is_some_and(|record| record.outcome == JobOutcome::Unfinished);
     let died_without_a_word = unfinished && !running && is_end_missing(&entries);
+    let lost = if died_without_a_word { lost_in_memory(config, job) } else { None };
     let entries = with_deaths(entries);
     let entries = if all { entries } else { shortened(entries) };
     let uncovered_files = uncovered_files(config, job).unwrap_or_default();
     // Of a store that cannot be read, other commands say so.
     let can_be_resumed = !died_without_a_word || can_be_resumed(config, job).unwrap_or(true);
     let job = job.key().to_string();
-    Ok(Story { job, running, died_without_a_word, can_be_resumed, entries, uncovered_files })
+    Ok(Story { job, running, died_without_a_word, can_be_resumed, lost, entries, uncovered_files })
+}
+
+/// The newest snapshot that was only in the memory of a launcher that died, if the store has none that is as new.
+fn lost_in_memory(config: &Config, job: &JobDir) -> Option<SnapshotId> {
+    let lost = Journal::of(job).newest_in_memory_only()?;
+    let store = tiers::open(&config.store, job).ok()?;
+    let newest = tiers::list_local(&store).ok()?.pop();
+    newest.is_none_or(|newest| newest.id < lost).then_some(lost)
 }
 
 fn can_be_resumed(config: &Config, job: &JobDir) -> Result<bool> {
@@ -187,9 +199,12 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
         } else {
             "starts from the beginning"
         };
+        let lost = story.lost.as_ref().map_or_else(String::new, |id| {
+            format!("; snapshots up to {id} were in memory only (--persist-every), and are lost")
+        });
         writeln!(
             out,
-            "  {:<20}  {:<11}  {DIED}\n  {:<20}  {:<11}  run the same command again: it {from}",
+            "  {:<20}  {:<11}  {DIED}{lost}\n  {:<20}  {:<11}  run the same command again: it {from}",
             "then", "died", "", "to do"
         )?;
     }
@@ -300,6 +315,7 @@ mod tests {
             running: false,
             can_be_resumed: true,
             died_without_a_word: true,
+            lost: Some(SnapshotId::new(9, SystemTime::UNIX_EPOCH)),
             entries: vec![output(), complete, output(), Entry::new(EventKind::Saved, "saved"), failed],
             uncovered_files: vec!["/work/model: too large".into()],
         };
@@ -310,7 +326,7 @@ mod tests {
             out.contains("failed       000007: it died") && out.contains("to do        feed it"),
             "{out}"
         );
-        assert!(out.contains("the machine went down"), "{out}");
+        assert!(out.contains("the machine went down, and the job with it; snapshots up to 000009-"), "{out}");
         assert_eq!(out.matches("output       line 3\n").count(), 1, "of the failure only: {out}");
         assert!(out.contains("line 12\n") && !out.contains("line 2\n"), "{out}");
         assert!(out.contains("not covered  /work/model: too large"), "{out}");

@@ -480,7 +480,7 @@ impl Supervisor<'_> {
             }
             SessionOutcome::Failed { code, what, .. } => {
                 let kind = if code == EXIT_PREEMPTED { EventKind::Ended } else { EventKind::Failed };
-                journal.add(&Entry::new(kind, what).measured(measured));
+                journal.add(&Entry::new(kind, what).remedy(Some(AGAIN)).measured(measured));
                 Ok(PartEnd::Code(code))
             }
             SessionOutcome::StoppedByUser { code } => Ok(PartEnd::Code(code)),

@@ -13,6 +13,7 @@ use crate::files::tracking;
 use crate::gpu::{nccl, preload};
 use crate::job::alive::end_put_back;
 use crate::job::earlier_init;
+use crate::job::journal::{Entry, EventKind};
 use crate::namespace::stdio::Stdio;
 use crate::namespace::{Namespace, StartError};
 use crate::report::failure::OF_COMMAND;
@@ -134,8 +135,11 @@ pub fn start(
             Ok(Ok(RunningJob { namespace, stdio, root_pid, command_pid, agents, files, failed_process }))
         }
         Err(StartError::Command(error)) => {
-            let meant = as_script(&argv[0]).map(|meant| format!(" Did you mean `{meant}`?"));
-            tracing::error!("cannot run {:?}: {error}. {OF_COMMAND}.{}", argv[0], meant.unwrap_or_default());
+            let meant = as_script(&argv[0]).map(|meant| format!(". Did you mean `{meant}`?"));
+            let why = format!("cannot run {:?}: {error}", argv[0]);
+            let remedy = format!("{OF_COMMAND}{}", meant.unwrap_or_default());
+            tracing::error!("{why}. {remedy}");
+            opened.journal.add(&Entry::new(EventKind::NotStarted, why).remedy(Some(remedy)));
             let missing = error.kind() == io::ErrorKind::NotFound;
             Ok(Err(if missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE }))
         }

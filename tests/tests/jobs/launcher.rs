@@ -37,7 +37,11 @@ fn the_exit_code_is_that_of_the_command() {
     assert_eq!(sandbox.call(["--", "no-such-command"]).status.code(), Some(127));
     assert_eq!(sandbox.call(["--", "/usr/bin"]).status.code(), Some(126));
     fs::write(sandbox.path().join("plain"), "not a program").unwrap();
-    assert_eq!(sandbox.call(["--", "./plain"]).status.code(), Some(126));
+    assert_eq!(sandbox.call(["--job", "plain", "--", "./plain"]).status.code(), Some(126));
+    let status = sandbox.ok(["status", "plain"]);
+    assert!(status.contains("could not be started") && !status.contains("died"), "{status}");
+    let story = sandbox.ok(["explain", "plain"]);
+    assert!(story.contains("not started") && story.contains("cannot run \"./plain\": "), "{story}");
 }
 
 #[test]

@@ -122,6 +122,8 @@ fn a_killed_launcher_loses_snapshots_in_memory() {
     job.kill_launcher();
     assert_eq!(in_tier(&sandbox, "memory"), [""; 0]);
     assert_eq!(sandbox.snapshots(), std::slice::from_ref(&first));
+    let story = sandbox.ok(["explain"]);
+    assert!(story.contains("were in memory only (--persist-every), and are lost"), "{story}");
     let mut job = start(&sandbox, "again");
     let said = job.said();
     assert!(said.contains("were in memory only (--persist-every) and are lost"), "{said}");
