@@ -1,7 +1,7 @@
 //! `ckpt-run explain`: what happened to a job, why, and what to do.
 
 use super::job_files;
-use super::jobs::{each, jobs};
+use super::jobs::{each, jobs, newer_claim};
 use super::print;
 use crate::cli::config::Config;
 use crate::files::inventory::Inventory;
@@ -28,6 +28,9 @@ struct Story {
     running: bool,
     /// The launcher was killed, which the journal cannot record.
     died_without_a_word: bool,
+    /// Whether another machine has continued the job since, as its object store says.
+    #[serde(skip)]
+    has_moved: bool,
     /// Whether the next run starts from a snapshot.
     #[serde(skip)]
     can_be_resumed: bool,
@@ -67,8 +70,10 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
         )
     })?;
     let running = job.is_locked();
-    let unfinished = job.record()?.is_some_and(|record| record.outcome == JobOutcome::Unfinished);
-    let died_without_a_word = unfinished && !running && is_end_missing(&entries);
+    let unfinished = job.record()?.filter(|record| record.outcome == JobOutcome::Unfinished);
+    let died = unfinished.filter(|_| !running && is_end_missing(&entries));
+    let died_without_a_word = died.is_some();
+    let has_moved = died.is_some_and(|record| newer_claim(config, job, &record).is_some());
     let lost = if died_without_a_word { lost_in_memory(config, job) } else { None };
     let entries = with_deaths(entries);
     let entries = if all { entries } else { shortened(entries) };
@@ -76,7 +81,7 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
     // Of a store that cannot be read, other commands say so.
     let can_be_resumed = !died_without_a_word || can_be_resumed(config, job).unwrap_or(true);
     let job = job.key().to_string();
-    Ok(Story { job, running, died_without_a_word, can_be_resumed, lost, entries, uncovered_files })
+    Ok(Story { job, running, died_without_a_word, has_moved, can_be_resumed, lost, entries, uncovered_files })
 }
 
 /// The newest snapshot that was only in the memory of a launcher that died, if the store has none that is as new.
@@ -194,17 +199,19 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
         writeln!(out, "  {:<20}  {:<11}  {}", "newest snapshot", "not covered", print::plain(text))?;
     }
     if story.died_without_a_word {
-        let from = if story.can_be_resumed {
-            "resumes from the newest snapshot"
+        let to_do = if story.has_moved {
+            "look on the machine that has continued the job: `ckpt-run status` says whether it has ended"
+        } else if story.can_be_resumed {
+            "run the same command again: it resumes from the newest snapshot"
         } else {
-            "starts from the beginning"
+            "run the same command again: it starts from the beginning"
         };
         let lost = story.lost.as_ref().map_or_else(String::new, |id| {
             format!("; snapshots up to {id} were in memory only (--persist-every), and are lost")
         });
         writeln!(
             out,
-            "  {:<20}  {:<11}  {DIED}{lost}\n  {:<20}  {:<11}  run the same command again: it {from}",
+            "  {:<20}  {:<11}  {DIED}{lost}\n  {:<20}  {:<11}  {to_do}",
             "then", "died", "", "to do"
         )?;
     }
@@ -315,6 +322,7 @@ mod tests {
             running: false,
             can_be_resumed: true,
             died_without_a_word: true,
+            has_moved: false,
             lost: Some(SnapshotId::new(9, SystemTime::UNIX_EPOCH)),
             entries: vec![output(), complete, output(), Entry::new(EventKind::Saved, "saved"), failed],
             uncovered_files: vec!["/work/model: too large".into()],
@@ -330,5 +338,10 @@ mod tests {
         assert_eq!(out.matches("output       line 3\n").count(), 1, "of the failure only: {out}");
         assert!(out.contains("line 12\n") && !out.contains("line 2\n"), "{out}");
         assert!(out.contains("not covered  /work/model: too large"), "{out}");
+        assert!(out.contains("run the same command again: it resumes"), "{out}");
+        let mut out = Vec::new();
+        report(&mut out, &Story { has_moved: true, ..story }).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.contains("look on the machine") && !out.contains("run the same command"), "{out}");
     }
 }

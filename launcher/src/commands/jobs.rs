@@ -380,7 +380,7 @@ pub fn read(
 }
 
 /// The record of another machine that has continued the job; `None` also if the object store does not say.
-fn newer_claim(config: &Config, job: &JobDir, record: &JobRecord) -> Option<JobRecord> {
+pub(super) fn newer_claim(config: &Config, job: &JobDir, record: &JobRecord) -> Option<JobRecord> {
     let mut handover = Handover::of(&config.store, job).ok()??;
     let newer = handover.newer_claim(Some(record));
     newer
