@@ -162,6 +162,10 @@ pub const SOCKET_VARIABLE: &str = "CKPT_AGENT_SOCKET";
 /// `required` if the job must not run without checkpoints.
 pub const AUTO_VARIABLE: &str = "CKPT_AUTO";
 
+/// Why a process refuses a dump for which it has not asked for enough memory. It asks for more before the next one, which
+/// the launcher tries at once.
+pub const WANTS_MORE_ROOM: &str = "this checkpoint has no room for device memory that has to leave the GPU: memory that processes share, memory of the host (cuMemCreate), or memory that was parked before; the next one has room for that";
+
 /// Messages from an agent to the launcher.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ckpt_protocol::agent::GpuReport;
+use ckpt_protocol::agent::{GpuReport, WANTS_MORE_ROOM};
 use ckpt_snapshot::GpuRecord;
 use procfs_core::FromRead as _;
 use procfs_core::process::Stat;
@@ -197,6 +197,13 @@ pub enum QuiesceError {
         /// The error of the system.
         source: io::Error,
     },
+}
+
+impl QuiesceError {
+    /// Whether another try, which is prepared again, may have the room that this one lacked.
+    pub fn wants_more_room(&self) -> bool {
+        matches!(self, Self::Refused { reason, .. } if reason.contains(WANTS_MORE_ROOM))
+    }
 }
 
 fn listed(processes: &[Process]) -> String {

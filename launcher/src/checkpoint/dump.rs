@@ -176,14 +176,19 @@ impl Attempt<'_> {
             let error = match result {
                 Ok(dumped) => return Ok(Dumped { precopied, ..dumped }),
                 Err(DumpError::Agents(QuiesceError::Withdrawn)) => return Err(AttemptError::Withdrawn),
+                Err(DumpError::Agents(error)) if error.wants_more_room() && self.may_retry(tries) => {
+                    tracing::debug!("try {tries} of the dump: {error}");
+                    tries += 1;
+                    prepared = self.prepare_again(prepared, memory_bytes)?;
+                    continue;
+                }
                 Err(DumpError::Agents(error)) => return Err(AttemptError::Agents(error)),
                 Err(DumpError::Attempt(error)) => return Err(error),
                 Err(DumpError::Session(error)) => error,
             };
             // One that was killed.
-            let init_pid = self.parts.job.namespace.init_pid();
             for dir in links::dirs_of_unnamed(&self.proc()) {
-                links::remove_left(&dir, &self.root(), init_pid, &names);
+                self.remove_left(&dir, &names);
             }
             for kind in ["images", "shm"] {
                 if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
@@ -196,7 +201,7 @@ impl Attempt<'_> {
                 precopied.discard(staging);
                 may_help = !matches!(error, SessionError::Timeout);
             }
-            if tries < DUMP_TRIES && may_help && !self.has_one_try() {
+            if may_help && self.may_retry(tries) {
                 tracing::debug!("try {tries} of the dump failed: {error}");
                 tries += 1;
                 std::thread::sleep(DUMP_RETRY_DELAY);
@@ -204,17 +209,36 @@ impl Attempt<'_> {
                     drop(names);
                     names = links::NamesLock::exclusive(self.freeze_timeout);
                     let until = Instant::now() + LEFT_LINKS_PATIENCE;
-                    while links::remove_left(&dir, &self.root(), init_pid, &names) && Instant::now() < until {
+                    while self.remove_left(&dir, &names) && Instant::now() < until {
                         std::thread::sleep(DUMP_RETRY_DELAY);
                     }
                 }
-                // The end of the first preparation would undo the next one.
-                drop(prepared.take());
-                prepared = self.prepare(memory_bytes)?;
+                prepared = self.prepare_again(prepared, memory_bytes)?;
                 continue;
             }
             return Err(self.given_up().unwrap_or_else(|| self.explain(id, error, &work)));
         }
+    }
+
+    /// Whether there may be another try after so many.
+    fn may_retry(&self, tries: u32) -> bool {
+        tries < DUMP_TRIES && !self.has_one_try()
+    }
+
+    /// Prepares the agents for another try.
+    fn prepare_again(
+        &self,
+        before: Option<Prepared>,
+        memory_bytes: u64,
+    ) -> Result<Option<Prepared>, AttemptError> {
+        // The end of the first preparation would undo the next one.
+        drop(before);
+        self.prepare(memory_bytes)
+    }
+
+    /// See [`links::remove_left`].
+    fn remove_left(&self, dir: &Path, names: &links::NamesLock) -> bool {
+        links::remove_left(dir, &self.root(), self.parts.job.namespace.init_pid(), names)
     }
 
     /// Dumps while the agents in the job's processes are detached: a dump can contain neither GPU state nor a connection

@@ -1,5 +1,6 @@
 //! Why device memory cannot be taken off the device or brought back.
 
+use ckpt_protocol::agent::WANTS_MORE_ROOM;
 use thiserror::Error;
 
 use crate::cuda::driver::DriverError;
@@ -11,9 +12,7 @@ pub enum MemoryError {
     Driver(#[from] DriverError),
     #[error("lost the connection to the launcher")]
     LauncherLost,
-    #[error(
-        "this checkpoint has no room for device memory that has to leave the GPU: memory that processes share, memory of the host (cuMemCreate), or memory that was parked before; the next one has room for that"
-    )]
+    #[error("{WANTS_MORE_ROOM}")]
     SharedTooLate,
     #[error("a process that it shares device memory with was not drained")]
     NotDrained,
