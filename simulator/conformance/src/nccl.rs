@@ -112,6 +112,13 @@ functions! {
     ncclCommRevoke: fn(Comm, c_int);
 }
 
+functions! {
+    /// Those for ranks that join, since 2.29.
+    OfGrowth;
+    ncclCommGetUniqueId: fn(Comm, *mut UniqueId);
+    ncclCommGrow: fn(Comm, c_int, *const UniqueId, c_int, *mut Comm, *mut Config);
+}
+
 /// `ncclConfig_t` of version 2.17 and its first successors.
 #[repr(C)]
 pub struct Config {
@@ -170,6 +177,12 @@ pub fn of_memory() -> Result<&'static OfMemory> {
 pub fn of_failures() -> Result<&'static OfFailures> {
     static OF_FAILURES: OnceLock<std::result::Result<OfFailures, String>> = OnceLock::new();
     newer(OF_FAILURES.get_or_init(OfFailures::load))
+}
+
+/// The functions for ranks that join, or the check is skipped.
+pub fn of_growth() -> Result<&'static OfGrowth> {
+    static OF_GROWTH: OnceLock<std::result::Result<OfGrowth, String>> = OnceLock::new();
+    newer(OF_GROWTH.get_or_init(OfGrowth::load))
 }
 
 /// Functions that an older NCCL lacks.
@@ -233,6 +246,12 @@ pub struct Rank {
     pub ranks: usize,
     /// The communicator's ID.
     pub id: UniqueId,
+}
+
+impl Default for UniqueId {
+    fn default() -> Self {
+        Self { bytes: [0; 128] }
+    }
 }
 
 impl UniqueId {

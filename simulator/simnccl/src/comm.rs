@@ -15,7 +15,7 @@ use crate::cuda::{self, Context, Pinned, Stream, call};
 use crate::nvls::Nvls;
 use crate::proxy::Proxy;
 use crate::transport::Transport;
-use crate::types::{Config, Error, Result, SUCCESS, warn};
+use crate::types::{Config, Error, Result, SUCCESS, UniqueId, warn};
 use crate::windows::{Request, Windows};
 use crate::{kernel, net};
 
@@ -353,6 +353,29 @@ impl Comm {
         let number = number_of(bootstrap.number, &[u64::from(child) + 1, u64::from(colour.cast_unsigned())]);
         let comm = Self::create(rank, members.len(), config)?;
         Ok(Some((comm, Origin::Part { parent: Arc::clone(self), members, number })))
+    }
+
+    /// A communicator with new ranks, which come by the unique ID. One of the ranks has it, and tells the others.
+    pub(crate) fn grow(
+        self: &Arc<Self>,
+        id: Option<&UniqueId>,
+        ranks: usize,
+        config: Config,
+    ) -> Result<(Arc<Self>, Origin)> {
+        self.error()?;
+        if ranks <= self.ranks {
+            warn(&format!("ncclCommGrow: {ranks} ranks are no more than {}", self.ranks));
+            return Err(Error::InvalidArgument);
+        }
+        let mine = id.map_or([0; 128], |id| id.bytes);
+        let all = self.connected()?.bootstrap.all_gather(&mine)?;
+        let found = all.into_iter().find(|bytes| bytes.iter().any(|byte| *byte != 0));
+        let bytes = found.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| {
+            warn("ncclCommGrow: no rank of the communicator has passed the unique ID");
+            Error::InvalidArgument
+        })?;
+        let root = Root::decode(&UniqueId { bytes })?;
+        Ok((Self::create(self.rank, ranks, config)?, Origin::Root(root)))
     }
 
     /// Stops all work, also what waits for peers. Nothing can be queued any more.

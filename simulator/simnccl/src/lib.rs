@@ -31,8 +31,8 @@ use comm::{Comm, Origin, by_handle};
 use cuda::Stream;
 use types::{Config, ConfigHead, DataType, Error, Reduction, Result, SUCCESS, UniqueId, warn};
 
-/// `NCCL_VERSION(2, 28, 3)`.
-const VERSION: c_int = 22803;
+/// `NCCL_VERSION(2, 29, 7)`.
+const VERSION: c_int = 22907;
 /// `NCCL_SPLIT_NOCOLOR`.
 const NO_COLOUR: c_int = -1;
 /// `NCCL_SHRINK_ABORT`.
@@ -170,6 +170,42 @@ exports! {
         // SAFETY: the program's structure.
         let config = unsafe { Config::read(config, parent.config) }?;
         let (comm, origin) = parent.shrink(&excluded, config, flags & SHRINK_ABORT != 0)?;
+        // SAFETY: the program's out parameter.
+        unsafe { write(out, comm.handle()) }?;
+        group::make(comm, origin)
+    }
+
+    /// A unique ID for ranks that join this communicator, with the next `ncclCommGrow`.
+    fn ncclCommGetUniqueId(comm: Handle, out: *mut UniqueId) {
+        by_handle(comm)?.error()?;
+        // SAFETY: the program's out parameter.
+        unsafe { write(out, bootstrap::unique_id()?) }
+    }
+
+    /// Makes a communicator of the ranks of another one, which keep their numbers, and of new ranks, which name no other
+    /// one. The rank that made the unique ID passes it.
+    fn ncclCommGrow(
+        parent: Handle, ranks: c_int, id: *const UniqueId, rank: c_int, out: *mut Handle, config: *const ConfigHead,
+    ) {
+        // SAFETY: NULL, or the program's ID.
+        let id = unsafe { id.as_ref() };
+        if out.is_null() {
+            return Err(Error::InvalidArgument);
+        }
+        if parent.is_null() {
+            // SAFETY: the program's structure.
+            let config = unsafe { Config::read(config, Config::DEFAULT) }?;
+            // SAFETY: the program's out parameter.
+            return unsafe { init(out, ranks, id.ok_or(Error::InvalidArgument)?, rank, config) };
+        }
+        let parent = by_handle(parent)?;
+        // SAFETY: the program's structure.
+        let config = unsafe { Config::read(config, parent.config) }?;
+        if rank != -1 {
+            warn("ncclCommGrow: a rank of the communicator keeps its number, and passes -1");
+            return Err(Error::InvalidArgument);
+        }
+        let (comm, origin) = parent.grow(id, peer(ranks)?, config)?;
         // SAFETY: the program's out parameter.
         unsafe { write(out, comm.handle()) }?;
         group::make(comm, origin)

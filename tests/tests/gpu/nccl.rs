@@ -130,6 +130,14 @@ fn ranks_that_leave_others_out_survive() {
     }
 }
 
+/// A rank joins the others, whose communicator is replaced by one of all.
+#[test]
+fn ranks_that_others_join_survive() {
+    for variables in [AUTO, COPIED_BACK] {
+        ranks_of("joins.c", 3, variables, 60 * kills()).survives(few_kills());
+    }
+}
+
 /// The launcher resumes the job when one of its ranks has been killed.
 #[test]
 fn a_killed_rank_is_resumed_with_all_others() {

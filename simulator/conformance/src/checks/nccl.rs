@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use cuda_abi::types::*;
 
 use crate::check::{Check, Result, Stop, check, expect_equal, question};
-use crate::nccl::{Comm, Config, Rank, SHARES_GPUS, Scenario, ask, code, nccl, run, say, unique_id};
+use crate::nccl::{
+    Comm, Config, Rank, SHARES_GPUS, Scenario, UniqueId, ask, code, nccl, of_growth, run, say, unique_id,
+};
 use crate::{cu, ensure, gpu, nc, nccl_gives, nccl_ok, ok};
 
 /// The checks of this area.
@@ -92,6 +94,11 @@ pub const CHECKS: &[Check] = &[
         || run("revoke", 3, &[]),
     ),
     check(
+        "nccl/grow",
+        "a rank joins others, which keep their numbers (source: user guide, ncclCommGrow)",
+        || run("grow", 3, &[]),
+    ),
+    check(
         "nccl/finalize",
         "nothing can be queued once it is finalized (source: user guide, ncclCommFinalize)",
         || run("finalize", 2, &[]),
@@ -136,6 +143,7 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("abort", abort),
     ("shrink", |rank| shrink(rank, false)),
     ("revoke", |rank| shrink(rank, true)),
+    ("grow", grow),
     ("finalize", finalize),
     ("duplicate", duplicate),
     ("mismatch", mismatch),
@@ -572,6 +580,45 @@ fn shrink(rank: &Rank, is_revoked: bool) -> Result {
     end(left)?;
     nccl_ok!(ncclCommAbort(comm));
     Ok(())
+}
+
+/// All but the last rank have a communicator, which the last one joins. Rank 0 makes the ID for it.
+fn grow(rank: &Rank) -> Result {
+    // On each rank: no other one waits for it.
+    of_growth()?;
+    let comm = rank.connect()?;
+    let stream = gpu::stream()?;
+    let (is_first, is_last) = (rank.rank == 0, rank.rank + 1 == rank.ranks);
+    let (mut few, mut grown): (Comm, Comm) = (std::ptr::null_mut(), std::ptr::null_mut());
+    nccl_ok!(ncclCommSplit(comm, if is_last { -1 } else { 0 }, 0, &raw mut few, std::ptr::null_mut()));
+    let mut id = UniqueId::default();
+    if is_first {
+        expect_equal("the ID", nc!(in of_growth, ncclCommGetUniqueId(few, &raw mut id)), code::SUCCESS)?;
+    }
+    let shared = gpu::upload(&[id])?;
+    nccl_ok!(ncclBroadcast(shared, shared, size_of::<UniqueId>(), INT8, 0, comm, stream));
+    synchronized(stream)?;
+    let id: UniqueId = gpu::read::<UniqueId>(shared, 1)?[0];
+    let passed = if is_first || is_last { &raw const id } else { std::ptr::null() };
+    let config = std::ptr::null_mut();
+    if !is_last {
+        let none_more =
+            nc!(in of_growth, ncclCommGrow(few, rank.count() - 1, passed, -1, &raw mut grown, config));
+        expect_equal("no rank more", none_more, code::INVALID_ARGUMENT)?;
+    }
+    let number = if is_last { rank.number() } else { -1 };
+    let made = nc!(in of_growth, ncclCommGrow(few, rank.count(), passed, number, &raw mut grown, config));
+    expect_equal("grown", made, code::SUCCESS)?;
+    expect_equal("rank and ranks", numbers_of(grown)?, (rank.number(), rank.count()))?;
+    let word = gpu::upload(&[rank.number() + 1])?;
+    nccl_ok!(ncclAllReduce(word, word, 1, INT32, SUM, grown, stream));
+    synchronized(stream)?;
+    gpu::expect_content(word, &[(1..=rank.count()).sum::<i32>()])?;
+    if !is_last {
+        end(few)?;
+    }
+    end(grown)?;
+    end(comm)
 }
 
 fn finalize(rank: &Rank) -> Result {
