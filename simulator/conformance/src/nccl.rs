@@ -113,6 +113,14 @@ functions! {
 }
 
 functions! {
+    /// Collectives that earlier versions made of sends and receives, since 2.28.
+    OfPairs;
+    ncclAlltoAll: fn(u64, u64, usize, c_int, Comm, CUstream);
+    ncclGather: fn(u64, u64, usize, c_int, c_int, Comm, CUstream);
+    ncclScatter: fn(u64, u64, usize, c_int, c_int, Comm, CUstream);
+}
+
+functions! {
     /// Those for ranks that join, since 2.29.
     OfGrowth;
     ncclCommGetUniqueId: fn(Comm, *mut UniqueId);
@@ -177,6 +185,12 @@ pub fn of_memory() -> Result<&'static OfMemory> {
 pub fn of_failures() -> Result<&'static OfFailures> {
     static OF_FAILURES: OnceLock<std::result::Result<OfFailures, String>> = OnceLock::new();
     newer(OF_FAILURES.get_or_init(OfFailures::load))
+}
+
+/// The collectives of 2.28, or the check is skipped.
+pub fn of_pairs() -> Result<&'static OfPairs> {
+    static OF_PAIRS: OnceLock<std::result::Result<OfPairs, String>> = OnceLock::new();
+    newer(OF_PAIRS.get_or_init(OfPairs::load))
 }
 
 /// The functions for ranks that join, or the check is skipped.

@@ -7,7 +7,8 @@ use cuda_abi::types::*;
 
 use crate::check::{Check, Result, Stop, check, expect_equal, question};
 use crate::nccl::{
-    Comm, Config, Rank, SHARES_GPUS, Scenario, UniqueId, ask, code, nccl, of_growth, run, say, unique_id,
+    Comm, Config, Rank, SHARES_GPUS, Scenario, UniqueId, ask, code, nccl, of_growth, of_pairs, run, say,
+    unique_id,
 };
 use crate::{cu, ensure, gpu, nc, nccl_gives, nccl_ok, ok};
 
@@ -63,6 +64,11 @@ pub const CHECKS: &[Check] = &[
         "nccl/capture",
         "a captured collective runs at each launch of its graph (source: user guide, CUDA Graphs)",
         || run("capture", 2, &[]),
+    ),
+    check(
+        "nccl/all-to-all",
+        "all-to-all, gather and scatter (source: user guide, ncclAlltoAll, ncclGather, ncclScatter)",
+        || run("all-to-all", 3, &[]),
     ),
     check("nccl/streams", "work of one communicator on two streams runs in the order of the calls", || {
         run("streams", 2, &[])
@@ -144,6 +150,7 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("shrink", |rank| shrink(rank, false)),
     ("revoke", |rank| shrink(rank, true)),
     ("grow", grow),
+    ("all-to-all", |rank| all_to_all(rank, &[1, 5000])),
     ("finalize", finalize),
     ("duplicate", duplicate),
     ("mismatch", mismatch),
@@ -332,6 +339,38 @@ fn exchanged(rank: &Rank, comm: Comm, stream: CUstream, count: usize) -> Result 
     synchronized(stream)?;
     let wanted = ints((0..ranks).flat_map(|from| given(from, me, count)));
     expect_bytes(&format!("exchange of {count}"), out, &wanted)
+}
+
+/// Each rank has a part for each; then one has all of them.
+fn all_to_all(rank: &Rank, counts: &[usize]) -> Result {
+    // On each rank: no other one waits for it.
+    of_pairs()?;
+    let comm = rank.connect()?;
+    let (stream, me, ranks) = (gpu::stream()?, rank.rank, rank.ranks);
+    let say = |what: &str, code| expect_equal(what, code, code::SUCCESS);
+    for count in counts.iter().copied() {
+        let parts = gpu::upload(&ints((0..ranks).flat_map(|to| given(me, to, count))))?;
+        let out = gpu::upload(&vec![0_u8; 4 * count * ranks][..])?;
+        say("all-to-all", nc!(in of_pairs, ncclAlltoAll(parts, out, count, INT32, comm, stream)))?;
+        synchronized(stream)?;
+        let wanted = ints((0..ranks).flat_map(|from| given(from, me, count)));
+        expect_bytes(&format!("all-to-all of {count}"), out, &wanted)?;
+        for root in [0, ranks - 1] {
+            ok!(cuMemsetD8_v2(out, 0, 4 * count * ranks));
+            say("gather", nc!(in of_pairs, ncclGather(parts, out, count, INT32, root as i32, comm, stream)))?;
+            synchronized(stream)?;
+            let all = ints((0..ranks).flat_map(|from| given(from, 0, count)));
+            let wanted = if me == root { all } else { vec![0; 4 * count * ranks] };
+            expect_bytes(&format!("gather of {count}"), out, &wanted)?;
+            say(
+                "scatter",
+                nc!(in of_pairs, ncclScatter(parts, out, count, INT32, root as i32, comm, stream)),
+            )?;
+            synchronized(stream)?;
+            expect_bytes(&format!("scatter of {count}"), out, &ints(given(root, me, count)))?;
+        }
+    }
+    end(comm)
 }
 
 /// A ring with several messages to one peer, and two collectives, in groups.
