@@ -141,6 +141,16 @@ struct MirrorRequest {
     current: Option<Mirror>,
 }
 
+/// What all requests share.
+struct Left {
+    /// Memory that is left once they have what they have asked for.
+    bytes: u64,
+    /// The parts of them that have no memory.
+    holes_bytes: u64,
+    /// All of them.
+    mirrors_bytes: u64,
+}
+
 impl MirrorRequest {
     fn bytes(&self) -> u64 {
         Mirror::bytes_for(self.mirror_bytes, self.current_bytes())
@@ -168,15 +178,23 @@ impl MirrorRequest {
     }
 
     /// Its share of the memory that is left, for what the program writes until the capture.
-    fn share_bytes(&self, left_bytes: u64, all_holes_bytes: u64) -> Option<u64> {
+    fn share_bytes(&self, left: &Left) -> Option<u64> {
         let used_bytes = self.used_bytes?;
         // What the agent does not expect, as it does not know that its mirror is new.
         let unexpected_bytes = self.changes.map_or(0, |changes| used_bytes.saturating_sub(changes.bytes));
-        if all_holes_bytes <= left_bytes {
-            return Some(self.holes_bytes() + unexpected_bytes);
-        }
-        let share = u128::from(left_bytes) * u128::from(self.holes_bytes()) / u128::from(all_holes_bytes);
-        u64::try_from(share).ok().map(|share| share + unexpected_bytes)
+        let of = |total: u64, own: u64, all: u64| {
+            u64::try_from(u128::from(total) * u128::from(own) / u128::from(all.max(1))).unwrap_or(u64::MAX)
+        };
+        let holes_bytes = self.holes_bytes();
+        let share = match left.bytes.checked_sub(left.holes_bytes) {
+            // What it has used until now may be freed, and other memory written: that is in other places of the mirror.
+            Some(spare_bytes) => {
+                let more_bytes = of(spare_bytes, self.bytes(), left.mirrors_bytes);
+                holes_bytes.saturating_add(more_bytes.min(self.bytes()))
+            }
+            None => of(left.bytes, holes_bytes, left.holes_bytes),
+        };
+        Some(share.saturating_add(unexpected_bytes))
     }
 
     /// Lets the mirror be partial, if the agent supports that. A mirror whose content is incomplete is replaced.
@@ -241,14 +259,17 @@ impl Agents {
         drop(state);
         drop(not_needed);
         self.make_partial(&mut requests, image_bytes);
-        let growth_bytes = requests.iter().map(MirrorRequest::growth_bytes).fold(0, u64::saturating_add);
-        let left_bytes = left_memory(growth_bytes)?.saturating_sub(image_bytes);
-        let holes_bytes = requests.iter().map(MirrorRequest::holes_bytes).fold(0, u64::saturating_add);
+        let sum = |bytes: fn(&MirrorRequest) -> u64| requests.iter().map(bytes).fold(0, u64::saturating_add);
+        let left = Left {
+            bytes: left_memory(sum(MirrorRequest::growth_bytes))?.saturating_sub(image_bytes),
+            holes_bytes: sum(MirrorRequest::holes_bytes),
+            mirrors_bytes: sum(MirrorRequest::bytes),
+        };
         for request in &requests {
             let used_bytes = request.content_bytes.unwrap_or(request.mirror_bytes);
             prepared.has_windows |= request.is_window;
             prepared.device_bytes = prepared.device_bytes.saturating_add(used_bytes);
-            self.stage(attempt, request, request.share_bytes(left_bytes, holes_bytes))?;
+            self.stage(attempt, request, request.share_bytes(&left))?;
         }
         let deadline = deadline + Duration::from_secs(prepared.device_bytes / STAGED_BYTES_PER_S);
         self.await_answers(attempt, deadline, Instant::now() + deadline)?;
@@ -826,7 +847,9 @@ mod tests {
         drop(prepared);
         assert_eq!(receive(&stream).expect("a message"), ToAgent::Unstage { attempt: 1 });
         let preparing = start_prepare(&agents, 2, LONG);
-        assert_eq!(stage(2, 8 * MIB, 6 * MIB).1, 2 * MIB, "all holes can be filled");
+        // What was used may be freed, and all of the mirror be written elsewhere.
+        let (bytes, more_bytes, _) = stage(2, 8 * MIB, 6 * MIB);
+        assert!(more_bytes >= bytes.min(available_bytes / 2), "{more_bytes} of {bytes}");
         drop(finish_prepare(preparing));
         assert_eq!(receive(&stream).expect("a message"), ToAgent::Unstage { attempt: 2 });
         let preparing = start_prepare(&agents, 3, LONG);

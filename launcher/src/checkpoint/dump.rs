@@ -186,15 +186,7 @@ impl Attempt<'_> {
                 Err(DumpError::Attempt(error)) => return Err(error),
                 Err(DumpError::Session(error)) => error,
             };
-            // One that was killed.
-            for dir in links::dirs_of_unnamed(&self.proc()) {
-                self.remove_left(&dir, &names);
-            }
-            for kind in ["images", "shm"] {
-                if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
-                    tracing::debug!("cannot remove the files of a failed dump: {error}");
-                }
-            }
+            self.remove_failed(staging, &name, &names);
             let mut may_help = matches!(error, SessionError::Failed(_) | SessionError::Unreceived(_));
             if let Some(precopied) = precopied.take() {
                 // The copies may be the reason: the next try is without them.
@@ -217,6 +209,18 @@ impl Attempt<'_> {
                 continue;
             }
             return Err(self.given_up().unwrap_or_else(|| self.explain(id, error, &work)));
+        }
+    }
+
+    /// Removes what a failed dump has left, also one that was killed.
+    fn remove_failed(&self, staging: &Staging, name: &str, names: &links::NamesLock) {
+        for dir in links::dirs_of_unnamed(&self.proc()) {
+            self.remove_left(&dir, names);
+        }
+        for kind in ["images", "shm"] {
+            if let Err(error) = staging.remove_subdir(&format!("{kind}-{name}")) {
+                tracing::debug!("cannot remove the files of a failed dump: {error}");
+            }
         }
     }
 
