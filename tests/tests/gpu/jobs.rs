@@ -25,6 +25,27 @@ fn legacy_job_survives() {
     legacy_job(450, 15).survives(20);
 }
 
+/// Between the moment in which a process says how much memory its mirror needs and the copy, other memory is used.
+#[test]
+fn a_program_that_allocates_all_the_time_is_saved_each_time() {
+    const CHECKPOINTS: usize = 8;
+    let job = GpuJob::new(|gpu, sandbox| {
+        let mut command = gpu.command(gpu.compile(&cuda_program("churns.c"), sandbox.path()));
+        command.arg("5000").env("CKPT_MIRROR", "all");
+        command
+    });
+    let mut running = job.start();
+    running.until_answering(&job.sandbox);
+    for _ in 0..CHECKPOINTS {
+        running.checkpoint(&job.sandbox);
+    }
+    running.kill_everything();
+    let mut running = job.start();
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert!(running.said().contains("resumed from snapshot"), "{}", running.said());
+    assert_eq!(job.output(), job.unbroken());
+}
+
 /// The processes in the snapshot look for the launcher where it was when they were started.
 #[test]
 fn a_program_is_resumed_from_a_moved_store() {
