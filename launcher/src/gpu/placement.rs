@@ -24,7 +24,7 @@ impl GpuMap {
         let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
         let entry = |entry: &str| {
             let (old, new) = entry.split_once('=')?;
-            let is_uuid = |text: &str| text.starts_with("GPU-");
+            let is_uuid = |text: &str| text.starts_with("GPU-") && text.len() > "GPU-".len();
             (is_uuid(old) && is_uuid(new)).then(|| (old.to_owned(), new.to_owned()))
         };
         entries.map(entry).collect::<Option<_>>().map(Self)
@@ -201,8 +201,15 @@ impl<'a> Assignment<'a> {
 }
 
 fn find<'a>(machine: &'a [Gpu], uuid: &str) -> Result<&'a Gpu> {
-    let found = machine.iter().find(|gpu| gpu.uuid.starts_with(uuid));
-    found.ok_or_else(|| anyhow!("--gpu-map names the GPU {uuid}, and this machine has {}", listed(machine)))
+    let mut found = machine.iter().filter(|gpu| gpu.uuid.starts_with(uuid));
+    match (found.next(), found.next()) {
+        (Some(gpu), None) => Ok(gpu),
+        (None, _) => bail!("--gpu-map names the GPU {uuid}, and this machine has {}", listed(machine)),
+        _ => bail!(
+            "--gpu-map names the GPU {uuid}, which is the beginning of several here: {}",
+            listed(machine)
+        ),
+    }
 }
 
 fn listed(machine: &[Gpu]) -> String {
@@ -305,6 +312,12 @@ mod tests {
         assert!(said.contains("GPU-c (B) cannot take the place of GPU-a (A)"), "{said}");
         let said = refusal(pairs(process(1, TWO), "GPU-a=GPU-q", &one));
         assert!(said.contains("--gpu-map names the GPU GPU-q"), "{said}");
+        let alike = machine("580.1", &[("GPU-cx", "A", 50), ("GPU-cy", "A", 50)]);
+        let said = refusal(pairs(process(1, TWO), "GPU-a=GPU-c", &alike));
+        assert!(
+            said.contains("GPU-c, which is the beginning of several here: GPU-cx (A), GPU-cy (A)"),
+            "{said}"
+        );
         let both = process(1, &[("GPU-a", "A", 5), ("GPU-b", "A", 5)]);
         let three = machine("580.1", &[("GPU-a", "A", 1), ("GPU-b", "A", 1), ("GPU-c", "A", 1)]);
         let said = refusal(pairs(both, "GPU-a=GPU-c,GPU-b=GPU-c", &three));
@@ -335,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_map_has_uuids_on_both_sides() {
-        for bad in ["GPU-a", "0=1", "GPU-a=1", "=GPU-b"] {
+        for bad in ["GPU-a", "0=1", "GPU-a=1", "=GPU-b", "GPU-=GPU-b", "GPU-a=GPU-"] {
             assert_eq!(GpuMap::parse(bad), None, "{bad}");
         }
         assert_eq!(map("GPU-a=GPU-b, GPU-c=GPU-d,").0.len(), 2);

@@ -14,21 +14,27 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Surveys all processes but the init and those in `except`; `root_pid` is the root of the job's tree.
-pub(super) fn scan(except: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
+/// Surveys all processes but the init, CRIU's in `criu`, and what these have started for themselves; `root_pid` is the root of
+/// the job's tree.
+pub(super) fn scan(criu: &[i32], root_pid: Option<i32>) -> io::Result<Reply> {
     let mut groups: BTreeMap<Vec<u32>, Vec<i32>> = BTreeMap::new();
     let mut memory_bytes = 0;
     let mut parents = BTreeMap::new();
     let mut files = BTreeMap::new();
     let mut processes = Vec::new();
     for pid in numbers_in("/proc")? {
-        if pid == 1 || except.contains(&pid) {
+        if pid == 1 || criu.contains(&pid) {
             continue;
         }
         // A process that ends during the survey is skipped.
         let Ok(status) = std::fs::read(format!("/proc/{pid}/status")) else { continue };
         let status = String::from_utf8_lossy(&status);
-        parents.insert(pid, parent(&status));
+        let parent = parent(&status);
+        // A root that is being restored is a child of CRIU's, too.
+        if root_pid.is_some_and(|root_pid| root_pid != pid) && criu.contains(&parent) {
+            continue;
+        }
+        parents.insert(pid, parent);
         let process = process_memory(pid, &status);
         memory_bytes += process.private_bytes;
         processes.push(process);

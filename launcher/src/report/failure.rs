@@ -202,7 +202,7 @@ fn read_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a ReadError> {
 fn of_attempt(error: &AttemptError) -> Option<&'static str> {
     match error {
         AttemptError::Broken(_) => {
-            Some("See `ckpt-run docs limits` for what cannot be saved, and run the job without it")
+            Some("See `ckpt-run docs limits` for what cannot be saved, and what to do instead")
         }
         AttemptError::JobEnded | AttemptError::Withdrawn => {
             Some("Run the same command again to resume from its newest snapshot")
@@ -217,7 +217,7 @@ fn of_attempt(error: &AttemptError) -> Option<&'static str> {
 fn of_agents(error: &QuiesceError) -> Option<&'static str> {
     match error {
         QuiesceError::Refused { .. } => {
-            Some("See `ckpt-run docs limits` for what cannot be saved, and run the job without it")
+            Some("See `ckpt-run docs limits` for what cannot be saved, and what to do instead")
         }
         QuiesceError::Deadline { .. } => Some(
             "Check whether the process is stopped or waits for its GPU. The next checkpoint is tried automatically",
