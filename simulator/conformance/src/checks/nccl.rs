@@ -357,6 +357,8 @@ fn all_to_all(rank: &Rank, counts: &[usize]) -> Result {
         expect_bytes(&format!("all-to-all of {count}"), out, &wanted)?;
         for root in [0, ranks - 1] {
             ok!(cuMemsetD8_v2(out, 0, 4 * count * ranks));
+            // The stream does not wait for it.
+            ok!(cuCtxSynchronize());
             say("gather", nc!(in of_pairs, ncclGather(parts, out, count, INT32, root as i32, comm, stream)))?;
             synchronized(stream)?;
             let all = ints((0..ranks).flat_map(|from| given(from, 0, count)));
