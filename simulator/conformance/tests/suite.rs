@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use cuda_abi::ENTRY_POINTS;
 use object::{Object, ObjectSymbol};
@@ -98,10 +99,19 @@ fn checks_of_the_table_of_facts_have_a_source() {
     assert!(without.is_empty(), "checks that are not there, or have no source: {without:?}");
 }
 
+/// All checks with the simulated driver, once for all tests.
+fn simulated() -> &'static Outcomes {
+    static SIMULATED: LazyLock<Outcomes> = LazyLock::new(|| run(&simcuda(), &["--jobs", &jobs()]));
+    &SIMULATED
+}
+
+fn jobs() -> String {
+    std::thread::available_parallelism().unwrap().to_string()
+}
+
 #[test]
 fn the_simulated_driver_driver_passes() {
-    let jobs = std::thread::available_parallelism().unwrap().to_string();
-    let outcomes = run(&simcuda(), &["--jobs", &jobs]);
+    let outcomes = simulated();
     let wrong: Vec<_> = outcomes
         .iter()
         .filter(|(name, (outcome, _))| match outcome.as_str() {
@@ -154,6 +164,7 @@ fn each_release_passes() {
 /// Checks of other areas that export memory.
 const EXPORTS: &[&str] = &[
     "checkpoint/ipc",
+    "checkpoint/multicast-hangs",
     "device/torn-down",
     "host-vmm/shared",
     "multicast/export",
@@ -191,15 +202,14 @@ fn interposer() -> PathBuf {
 
 #[test]
 fn the_driver_behind_the_interposer_is_still_the_driver() {
-    let jobs = std::thread::available_parallelism().unwrap().to_string();
-    let arguments = ["--jobs", &jobs];
     let (interposer, directory) = (interposer(), tempfile::tempdir().unwrap());
     // No launcher listens there: the agent in each process waits for one, and the calls work all the same.
     let socket = directory.path().join("socket");
     let environment = [("LD_PRELOAD", interposer.as_path()), ("CKPT_AGENT_SOCKET", &socket)];
-    let mut plain = run(&simcuda(), &arguments);
+    let mut plain = simulated().clone();
     plain.retain(|name, _| !takes_a_launcher(name) && !PERMITTED.contains(&name.as_str()));
-    let names: Vec<&str> = arguments.into_iter().chain(plain.keys().map(String::as_str)).collect();
+    let jobs = jobs();
+    let names: Vec<&str> = ["--jobs", &jobs].into_iter().chain(plain.keys().map(String::as_str)).collect();
     let interposed = run_with(&simcuda(), &names, &environment);
     assert!(plain.len() > 100 && plain.len() == interposed.len());
     let mut different = Vec::new();
@@ -235,8 +245,7 @@ fn a_real_driver_passes_and_the_simulated_driver_does_the_same() {
         ckpt_test_skip::skip("there is no real libcuda.so.1 here");
         return;
     };
-    let jobs = std::thread::available_parallelism().unwrap().to_string();
-    let (real, simulated) = (run(&real, &[]), run(&simcuda(), &["--jobs", &jobs]));
+    let (real, simulated) = (run(&real, &[]), simulated());
     let mut different = Vec::new();
     for (name, (outcome, text)) in &real {
         let (other, other_text) = &simulated[name];

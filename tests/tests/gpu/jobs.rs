@@ -488,7 +488,13 @@ fn the_conformance_suite_finds_memory_shared_as_by_the_driver() {
         let mut command = gpu.command(built("conformance"));
         command.arg("--lib").arg(libcuda_dir().join("libcuda.so.1")).env("SIMCUDA_DEVICES", "2");
         command.args(["ipc/", "share/", "pool-ipc/", "nccl/", "host-vmm/shared"]);
-        command.args(["multicast/export", "multicast/other-process", "--jobs", "2"]);
+        command.args([
+            "multicast/export",
+            "multicast/other-process",
+            "checkpoint/multicast-hangs",
+            "--jobs",
+            "2",
+        ]);
         command
     });
     let mut running = job.start();
