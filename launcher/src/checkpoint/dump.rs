@@ -176,7 +176,12 @@ impl Attempt<'_> {
             let error = match result {
                 Ok(dumped) => return Ok(Dumped { precopied, ..dumped }),
                 Err(DumpError::Agents(QuiesceError::Withdrawn)) => return Err(AttemptError::Withdrawn),
-                Err(DumpError::Agents(error)) if error.wants_more_room() && self.may_retry(tries) => {
+                // Memory that is stored through windows is stored once.
+                Err(DumpError::Agents(error))
+                    if error.wants_more_room()
+                        && !prepared.as_ref().is_some_and(Prepared::has_windows)
+                        && self.may_retry(tries) =>
+                {
                     tracing::debug!("try {tries} of the dump: {error}");
                     tries += 1;
                     prepared = self.prepare_again(prepared, memory_bytes)?;
