@@ -298,7 +298,9 @@ fn nftables() -> Finding {
 
 fn driver() -> Finding {
     let version = std::fs::read_to_string("/sys/module/nvidia/version");
-    let version = version.map_err(|_| "none".to_owned()).map(|version| version.trim().to_owned());
+    let version = version
+        .map_err(|_| "none: there is no /sys/module/nvidia/version".to_owned())
+        .map(|version| version.trim().to_owned());
     finding(
         "NVIDIA driver",
         version.and_then(|version| ok_if(is_new_enough(&version), version)),

@@ -475,7 +475,7 @@ pub fn output(job: &JobDir) -> Option<String> {
 
 /// For what the launcher of a job waits before the job runs.
 fn waits_for(job: &JobDir) -> Option<String> {
-    Journal::of(job).waits_for()
+    Journal::of(job).waits_for(job.launcher_here()?)
 }
 
 fn ask_status(job: &JobDir) -> Option<JobStatus> {

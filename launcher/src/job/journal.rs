@@ -222,11 +222,11 @@ impl Journal {
         self.add(&entry);
     }
 
-    /// For what the start or resume of a job without a report waits. It goes on with another entry.
+    /// For what the launcher with this PID waits before the job runs. It goes on with another entry.
     #[must_use]
-    pub fn waits_for(&self) -> Option<String> {
+    pub fn waits_for(&self, launcher_pid: u32) -> Option<String> {
         let last = self.entries().ok()?.pop()?;
-        (last.kind == EventKind::Waiting).then_some(last.what)
+        (last.kind == EventKind::Waiting && last.launcher_pid == launcher_pid).then_some(last.what)
     }
 
     /// All entries, oldest first. Unreadable lines are skipped: a full disk may have truncated one.
