@@ -19,7 +19,7 @@ use rustix::net::sockopt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MAGIC: &[u8; 16] = b"ckpt-run nodes\r\n";
 const NONCE_BYTES: usize = 32;
@@ -224,8 +224,21 @@ impl Receiver {
     /// See [`ConnectionError`].
     pub fn is_ready(&self, timeout: Duration) -> Result<bool, ConnectionError> {
         self.stream.set_read_timeout(Some(timeout))?;
-        match self.stream.peek(&mut [0]) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+        let end = Instant::now() + timeout;
+        let mut peeked = self.stream.peek(&mut [0]);
+        // A signal ends the call, whatever its handler.
+        while peeked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Interrupted)
+            && Instant::now() < end
+        {
+            peeked = self.stream.peek(&mut [0]);
+        }
+        match peeked {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+                ) =>
+            {
                 Ok(false)
             }
             result => Ok(result.map(|_| true)?),

@@ -11,7 +11,8 @@ use super::options::Coordinator;
 use super::sockets::LauncherConnections;
 use crate::job::journal::Journal;
 use crate::sys::deadline::{
-    NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, NODE_WAIT_REPORT,
+    NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, NODE_WAIT_RECORD,
+    NODE_WAIT_REPORT,
 };
 use crate::sys::error::{BadInput, bad_input};
 use crate::sys::host;
@@ -63,12 +64,39 @@ pub struct Wanted {
     pub part: Result<HeldPart, String>,
 }
 
+/// Says for whom a launcher waits. Nodes may come and go for days: not each change is recorded.
+struct Waits<'a> {
+    journal: &'a Journal,
+    said: String,
+    recorded: Option<Instant>,
+}
+
+impl<'a> Waits<'a> {
+    fn new(journal: &'a Journal) -> Self {
+        Self { journal, said: String::new(), recorded: None }
+    }
+
+    fn say(&mut self, what: String) {
+        if what == self.said {
+            return;
+        }
+        if self.recorded.is_none_or(|then| then.elapsed() >= NODE_WAIT_RECORD) {
+            self.recorded = Some(Instant::now());
+            self.journal.waiting(&what[..]);
+        } else {
+            tracing::info!("{what}");
+        }
+        self.said = what;
+    }
+}
+
 /// Waits until all nodes are there, and starts the thread that talks to them.
 ///
 /// # Errors
 /// Bad input: another key, another version, other options at another node. Or the network or the store fails.
 pub fn join(member: Member, journal: &Journal) -> Result<Cluster> {
-    if member.rank == 0 { gather(member, journal) } else { connect(member, journal) }
+    let waits = Waits::new(journal);
+    if member.rank == 0 { gather(member, waits) } else { connect(member, waits) }
 }
 
 impl Member {
@@ -101,7 +129,7 @@ fn incarnation() -> u64 {
 }
 
 /// Node 0.
-fn gather(member: Member, journal: &Journal) -> Result<Cluster> {
+fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
     let (inputs, inbox) = unbounded();
     let at = &member.coordinator;
     let addresses = member.addresses().with_context(|| format!("cannot resolve the coordinator {at}"))?;
@@ -109,7 +137,7 @@ fn gather(member: Member, journal: &Journal) -> Result<Cluster> {
     links::listen(&addresses, member.settings.nodes, &member.key, &inputs)
         .map_err(|error| cannot_listen(at, error))?;
     let own = member.join();
-    let joined = await_all(&own, at, (&inputs, &inbox), journal);
+    let joined = await_all(&own, at, (&inputs, &inbox), waits);
     let (Chosen { welcome, excluded, usable }, log) = match open_log(&member, &own, &joined) {
         Ok(opened) => opened,
         Err(error) => {
@@ -167,10 +195,10 @@ fn await_all(
     own: &Join,
     at: &Coordinator,
     (inputs, inbox): (&crossbeam_channel::Sender<Input>, &crossbeam_channel::Receiver<Input>),
-    journal: &Journal,
+    mut waits: Waits<'_>,
 ) -> BTreeMap<u32, Joined> {
     let mut joined = BTreeMap::new();
-    let (mut number, mut report, mut said) = (0, Instant::now() + NODE_WAIT_REPORT, String::new());
+    let (mut number, mut report) = (0, Instant::now() + NODE_WAIT_REPORT);
     while joined.len() + 1 < own.nodes as usize {
         match inbox.recv_deadline(report).ok() {
             Some(Input::Joining(joining)) => {
@@ -182,11 +210,7 @@ fn await_all(
             }
             Some(_) => {}
             None => {
-                let missing = missing(own.nodes, &joined, at);
-                if said != missing {
-                    journal.waiting(&missing[..]);
-                    said = missing;
-                }
+                waits.say(missing(own.nodes, &joined, at));
                 report = Instant::now() + NODE_WAIT_REPORT;
             }
         }
@@ -440,11 +464,11 @@ fn choose(log: &LogFiles, all: &[&Join]) -> Result<Chosen> {
 const FIRST: &str = "000001-";
 
 /// Another node.
-fn connect(member: Member, journal: &Journal) -> Result<Cluster> {
+fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
     let (at, join) = (&member.coordinator, member.join());
     let (mut report, mut pause) = (Some(Instant::now() + NODE_WAIT_REPORT), NODE_FIRST_RETRY_INTERVAL);
     loop {
-        let why = match try_connect(&member, &join, journal) {
+        let why = match try_connect(&member, &join, &mut waits) {
             Ok(Admitted { connection, mut welcome, machines: [coordinator, local] }) => {
                 if let Some(plan) = &mut welcome.network {
                     plan.machines.push((0, coordinator));
@@ -483,7 +507,7 @@ fn connect(member: Member, journal: &Journal) -> Result<Cluster> {
         };
         tracing::debug!("no connection to node 0 at {at}: {why}");
         if report.is_some_and(|report| Instant::now() >= report) {
-            journal.waiting(format!("waiting for the launcher of node 0 at {at}: {why}"));
+            waits.say(format!("waiting for the launcher of node 0 at {at}: {why}"));
             report = None;
         }
         std::thread::sleep(pause);
@@ -511,7 +535,7 @@ struct Admitted {
     machines: [IpAddr; 2],
 }
 
-fn try_connect(member: &Member, join: &Join, journal: &Journal) -> Result<Admitted, Refusal> {
+fn try_connect(member: &Member, join: &Join, waits: &mut Waits<'_>) -> Result<Admitted, Refusal> {
     let mut stream = Err(std::io::Error::other("the name has no address"));
     for address in member.addresses()? {
         stream = TcpStream::connect_timeout(&address, NODE_CONNECTION_TIMEOUT);
@@ -526,7 +550,7 @@ fn try_connect(member: &Member, join: &Join, journal: &Journal) -> Result<Admitt
     sender.send(&Message::Join(join.clone()))?;
     // The other nodes may come much later.
     if !receiver.is_ready(NODE_WAIT_REPORT)? {
-        journal.waiting(format!(
+        waits.say(format!(
             "waiting for the launchers of other nodes; that of node 0 at {} says which are missing",
             member.coordinator
         ));

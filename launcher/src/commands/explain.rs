@@ -120,7 +120,11 @@ pub(super) fn with_deaths(entries: Vec<Entry>) -> Vec<Entry> {
                     unix_ms: entry.measured.alive_unix_ms.unwrap_or(entry.unix_ms),
                     ..Entry::new(EventKind::Died, DIED)
                 });
-                shown.extend(died);
+                // What the launcher waited for comes before its start.
+                let is_own =
+                    |one: &&Entry| one.kind == EventKind::Waiting && one.launcher_pid == entry.launcher_pid;
+                let at = shown.len() - shown.iter().rev().take_while(is_own).count();
+                shown.splice(at..at, died);
             }
             EventKind::LauncherEnded => is_open = false,
             _ => shown.push(entry),
@@ -291,6 +295,9 @@ mod tests {
             entries(&[LauncherStarted, Started, LauncherStarted, NotStarted, LauncherEnded, LauncherStarted]);
         let shown: Vec<_> = with_deaths(all).iter().map(|entry| entry.kind).collect();
         assert_eq!(shown, [Started, EventKind::Died, NotStarted]);
+        let waits = entries(&[LauncherStarted, Started, EventKind::Waiting, LauncherStarted]);
+        let shown: Vec<_> = with_deaths(waits).iter().map(|entry| entry.kind).collect();
+        assert_eq!(shown, [Started, EventKind::Died, EventKind::Waiting]);
     }
 
     #[test]

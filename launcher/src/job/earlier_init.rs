@@ -74,8 +74,8 @@ pub fn wait_for_end(dir: &JobDir, journal: &Journal) {
                 "waiting until the processes of its earlier session have ended: {}",
                 remaining_processes(init.pid).join(", ")
             );
+            journal.add(&Entry::new(EventKind::Waiting, &what[..]).remedy(Some(UNKILLABLE)));
             tracing::warn!("job {}: {what}. {UNKILLABLE}", dir.key());
-            journal.add(&Entry::new(EventKind::Waiting, what).remedy(Some(UNKILLABLE)));
             is_reported = true;
         }
         std::thread::sleep(PROCESS_POLL_INTERVAL);

@@ -218,8 +218,8 @@ impl Journal {
     /// Says for what the start or resume waits, and adds that: `what` begins with "waiting".
     pub fn waiting(&self, what: impl Into<String>) {
         let entry = Entry::new(EventKind::Waiting, what);
-        tracing::info!("{}", entry.what);
         self.add(&entry);
+        tracing::info!("{}", entry.what);
     }
 
     /// For what the launcher with this PID waits before the job runs. It goes on with another entry.

@@ -335,6 +335,10 @@ struct Ledger {
 
 impl Ledger {
     fn add(&mut self, entry: &Entry) {
+        // It says nothing of an earlier launcher, whose end comes only with what this one writes once it has the job.
+        if entry.kind == EventKind::Waiting {
+            return;
+        }
         let at_ms = entry.unix_ms;
         if self.at_ms == 0 {
             self.begin(entry);
@@ -385,7 +389,10 @@ impl Ledger {
             | EventKind::Died
             | EventKind::Other => {}
         }
-        self.written_ms = at_ms;
+        // Notes are written before the launcher has recorded itself, too.
+        if entry.kind != EventKind::Noted {
+            self.written_ms = at_ms;
+        }
     }
 
     /// Begins with the first entry of the journal, or of a run.
@@ -687,6 +694,21 @@ mod tests {
             (1800, 1000, 300)
         );
         assert_eq!(later.sessions[0].ending, Some(SessionEnding::Failed));
+    }
+
+    /// What is written before a launcher has recorded itself is no sign of life of the one before, nor a start.
+    #[test]
+    fn a_launcher_that_waits_before_its_start_changes_nothing() {
+        let waiting = |at| entry(EventKind::Waiting, at, Measured::default());
+        let noted = |at| entry(EventKind::Noted, at, Measured::default());
+        let again = || [launcher(90_000, 4000), began(90_010, 90_300, Some("1"))];
+        let plain: Vec<_> = first().into_iter().chain(again()).collect();
+        let between = [waiting(90_003), noted(90_004)];
+        let waited: Vec<_> = first().into_iter().chain(between).chain(again()).collect();
+        assert_eq!(times(&waited, running(91_000)), times(&plain, running(91_000)));
+        let begun: Vec<_> = [waiting(500)].into_iter().chain(first()).collect();
+        assert_eq!(times(&begun, running(5000)), times(&first(), running(5000)));
+        assert_eq!(times(&[waiting(500)], running(5000)), None);
     }
 
     #[test]

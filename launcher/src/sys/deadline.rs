@@ -175,6 +175,8 @@ pub const NODE_FIRST_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 pub const NODE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Time after which a launcher says for which other nodes it waits.
 pub const NODE_WAIT_REPORT: Duration = Duration::from_secs(3);
+/// Time between two entries of the journal that say for which other nodes a launcher waits.
+pub const NODE_WAIT_RECORD: Duration = Duration::from_secs(300);
 /// Time in which the end of a part may turn out to be the consequence of the loss of another node.
 pub const NODE_CAUSE_WINDOW: Duration = Duration::from_secs(1);
 /// Interval at which node 0 shows that it is there.
