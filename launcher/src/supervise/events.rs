@@ -92,7 +92,8 @@ pub struct Signals {
 
 /// What signals are for, once the job is claimed.
 struct Served {
-    events: Sender<Event>,
+    /// `None` while nobody serves them.
+    events: Option<Sender<Event>>,
     /// Runs before a signal ends ckpt-run at once.
     last_act: Box<dyn Fn() + Send>,
 }
@@ -118,7 +119,8 @@ impl Signals {
                 if is_busy.load(Ordering::SeqCst) && (is_stopping(signal) || preempting.contains(&signal)) {
                     end_at_once(signal, &preempting, server.as_ref());
                 }
-                if server.as_ref().is_some_and(|server| server.events.send(Event::Signal(signal)).is_err()) {
+                let events = server.as_ref().and_then(|server| server.events.as_ref());
+                if events.is_some_and(|events| events.send(Event::Signal(signal)).is_err()) {
                     return;
                 }
             }
@@ -128,9 +130,14 @@ impl Signals {
         Ok(Self { busy, served })
     }
 
+    /// Has `last_act` run before a signal ends ckpt-run at once.
+    pub fn before_end(&self, last_act: impl Fn() + Send + 'static) {
+        *self.served.lock() = Some(Served { events: None, last_act: Box::new(last_act) });
+    }
+
     /// Turns signals into events from now on. `last_act` runs before a signal ends ckpt-run at once.
     pub fn serve(&self, events: Sender<Event>, last_act: impl Fn() + Send + 'static) {
-        *self.served.lock() = Some(Served { events, last_act: Box::new(last_act) });
+        *self.served.lock() = Some(Served { events: Some(events), last_act: Box::new(last_act) });
         self.busy.store(false, Ordering::SeqCst);
     }
 

@@ -59,6 +59,7 @@ use pace::{Pace, PaceOptions};
 use policy::{Failure, Next, Policy};
 use services::RunContext;
 use session::{JobSession, SessionEnd, SessionOutcome};
+use start::NotExecuted;
 use startup::OpenedJob;
 use std::cell::Cell;
 use std::cell::RefCell;
@@ -220,10 +221,11 @@ impl<'a> Supervisor<'a> {
         let started = context.opened.signals.while_busy(|| self.start(candidates));
         let job = match started {
             Ok(Ok(job)) => job,
-            Ok(Err(code)) if self.is_first => return State::Over(Ok(code)),
-            Ok(Err(code)) => {
-                return self.restart_failed(code, "its command cannot be executed any more".into(), None);
+            Ok(Err(NotExecuted { code, entry })) if self.is_first => {
+                context.opened.journal.add(&entry.measured(self.begin_measured()));
+                return State::Over(Ok(code));
             }
+            Ok(Err(NotExecuted { code, entry })) => return self.restart_failed(code, entry.what, None),
             Err(error) => return self.start_failed(error),
         };
         let session = match JobSession::begin(context, job, self.began_from.as_ref()) {
@@ -269,8 +271,8 @@ impl<'a> Supervisor<'a> {
         Measured { begun_unix_ms: Some(unix_ms(self.begun_at)), ..Measured::default() }
     }
 
-    /// Starts or resumes the job. Returns the exit code if its command cannot be executed.
-    fn start(&mut self, candidates: &[SnapshotId]) -> Result<Result<RunningJob, i32>> {
+    /// Starts or resumes the job, unless its command cannot be executed.
+    fn start(&mut self, candidates: &[SnapshotId]) -> Result<Result<RunningJob, NotExecuted>> {
         let context = self.context;
         context.discard_staging()?;
         self.began_from = None;

@@ -13,6 +13,7 @@ mod restart;
 use super::policy::Failure;
 use super::services::RunContext;
 use super::session::{JobSession, SessionEnd, SessionOutcome};
+use super::start::NotExecuted;
 use super::startup::{self, NODE, OpenedJob};
 use super::{Supervisor, metrics, start};
 use crate::checkpoint::nodes::PartPlace;
@@ -383,7 +384,10 @@ impl Supervisor<'_> {
                     PartEnd::Code(code) => return Ok(code),
                     PartEnd::Over(end, failure) => ended = Some((end, failure)),
                 },
-                Ok(Err(code)) => return Err(Over::Code(code)),
+                Ok(Err(NotExecuted { code, entry })) => {
+                    self.context.opened.journal.add(&entry);
+                    return Err(Over::Code(code));
+                }
                 Err((error, blames_snapshot)) => {
                     let is_own = load.gate.end().is_none();
                     load.gate.fail(&in_one_line(&error), blame(&error, blames_snapshot));
@@ -414,14 +418,14 @@ impl Supervisor<'_> {
         Ok(candidates)
     }
 
-    /// Starts or resumes the part, together with the others. Returns the exit code if the command cannot be executed. Of an
+    /// Starts or resumes the part, together with the others, unless the command cannot be executed. Of an
     /// error, also says whether the snapshot is to blame.
     fn start_part(
         &mut self,
         cluster: &Cluster,
         load: &Load,
         candidates: &[SnapshotId],
-    ) -> Result<Result<RunningJob, i32>, (anyhow::Error, bool)> {
+    ) -> Result<Result<RunningJob, NotExecuted>, (anyhow::Error, bool)> {
         let context = self.context;
         context.discard_staging().map_err(|error| (error, false))?;
         self.began_from = None;

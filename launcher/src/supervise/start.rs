@@ -85,7 +85,15 @@ pub fn nccl_variables(config: &Config) -> Result<Vec<(String, OsString)>> {
     nccl::variables(config.nccl, config.network, is_alone, |name| std::env::var_os(name)).map_err(bad_input)
 }
 
-/// Starts `argv`, in a network of the job's own if it has one. Returns the exit code if the command cannot be executed.
+/// The command cannot be executed.
+pub struct NotExecuted {
+    /// The exit code.
+    pub code: i32,
+    /// For the journal.
+    pub entry: Entry,
+}
+
+/// Starts `argv`, in a network of the job's own if it has one, unless the command cannot be executed.
 ///
 /// # Errors
 /// When the job's namespace or streams cannot be created.
@@ -94,7 +102,7 @@ pub fn start(
     argv: &[OsString],
     opened: &OpenedJob,
     rules: &FileRules,
-) -> Result<Result<RunningJob, i32>> {
+) -> Result<Result<RunningJob, NotExecuted>> {
     let OpenedJob { dir, answers, .. } = opened;
     let stdio = Stdio::prepare(None).context("cannot create the job's standard streams")?;
     let namespace = Namespace::create(config.network, None)?;
@@ -139,9 +147,9 @@ pub fn start(
             let why = format!("cannot run {:?}: {error}", argv[0]);
             let remedy = format!("{OF_COMMAND}{}", meant.unwrap_or_default());
             tracing::error!("{why}. {remedy}");
-            opened.journal.add(&Entry::new(EventKind::NotStarted, why).remedy(Some(remedy)));
             let missing = error.kind() == io::ErrorKind::NotFound;
-            Ok(Err(if missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE }))
+            let code = if missing { EXIT_NOT_FOUND } else { EXIT_NOT_EXECUTABLE };
+            Ok(Err(NotExecuted { code, entry: Entry::new(EventKind::NotStarted, why).remedy(Some(remedy)) }))
         }
         Err(StartError::Namespace(error)) => Err(error.into()),
     }

@@ -169,6 +169,11 @@ pub(super) fn claim(
         let claimed = answers.during("its snapshots were being listed", claim);
         claimed.map_err(|error| naming_its_job(config, dir, error))?
     };
+    let (claim, journal) = (Arc::clone(&claimed.claim), Arc::clone(&opened.journal));
+    opened.signals.before_end(move || {
+        claim.release();
+        journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run was ended by a signal"));
+    });
     opened.dir = claimed.ownership.dir().clone();
     opened.dir.begin_marks()?;
     let key = opened.dir.key();
