@@ -147,7 +147,7 @@ struct Left {
     bytes: u64,
     /// The parts of them that have no memory.
     holes_bytes: u64,
-    /// All of them.
+    /// All mirrors that may take more than was asked for.
     mirrors_bytes: u64,
 }
 
@@ -177,6 +177,11 @@ impl MirrorRequest {
         self.used_bytes.map_or(0, |used_bytes| self.mirror_bytes.saturating_sub(used_bytes))
     }
 
+    /// Whether it may take more than it has asked for.
+    fn has_share(&self) -> bool {
+        self.used_bytes.is_some() && !self.is_window
+    }
+
     /// Its share of the memory that is left, for what the program writes until the capture.
     fn share_bytes(&self, left: &Left) -> Option<u64> {
         let used_bytes = self.used_bytes?;
@@ -188,10 +193,11 @@ impl MirrorRequest {
         let holes_bytes = self.holes_bytes();
         let share = match left.bytes.checked_sub(left.holes_bytes) {
             // What it has used until now may be freed, and other memory written: that is in other places of the mirror.
-            Some(spare_bytes) => {
+            Some(spare_bytes) if self.has_share() => {
                 let more_bytes = of(spare_bytes, self.bytes(), left.mirrors_bytes);
                 holes_bytes.saturating_add(more_bytes.min(self.bytes()))
             }
+            Some(_) => holes_bytes,
             None => of(left.bytes, holes_bytes, left.holes_bytes),
         };
         Some(share.saturating_add(unexpected_bytes))
@@ -263,7 +269,7 @@ impl Agents {
         let left = Left {
             bytes: left_memory(sum(MirrorRequest::growth_bytes))?.saturating_sub(image_bytes),
             holes_bytes: sum(MirrorRequest::holes_bytes),
-            mirrors_bytes: sum(MirrorRequest::bytes),
+            mirrors_bytes: sum(|one| if one.has_share() { one.bytes() } else { 0 }),
         };
         for request in &requests {
             let used_bytes = request.content_bytes.unwrap_or(request.mirror_bytes);

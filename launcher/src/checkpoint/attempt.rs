@@ -9,6 +9,7 @@
 //!
 //! Attempts run one after another, so that the mirrors of device memory do not change while they are stored.
 
+use super::dump::DUMP_TRIES;
 use crate::agents::{Agents, GpuState, Prepared, QuiesceError};
 use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
@@ -39,6 +40,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The last reason why a checkpoint was not staged in memory. The same reason is logged as a warning once.
@@ -159,8 +161,10 @@ pub enum Destination {
 /// One checkpoint attempt.
 pub(super) struct Attempt<'a> {
     pub(super) parts: &'a CheckpointerParts,
-    /// Counts from 1 within the job session; identifies the attempt to the agents.
+    /// Counts from 1 within the job session.
     pub(super) number: u64,
+    /// How often the agents were prepared.
+    pub(super) preparations: AtomicU64,
     pub(super) after_dump: AfterDump,
     pub(super) destination: Destination,
     /// The longest that this attempt may pause the job.
@@ -343,12 +347,20 @@ impl Attempt<'_> {
         is_pruned || is_deleted
     }
 
+    /// Identifies the present try to the agents: an answer to the one before may come late.
+    pub(super) fn number_for_agents(&self) -> u64 {
+        self.number * u64::from(DUMP_TRIES + 1) + self.preparations.load(Ordering::Relaxed)
+    }
+
     /// Prepares the agents while the job runs, which has `memory_bytes` of host memory.
     pub(super) fn prepare(&self, memory_bytes: u64) -> Result<Option<Prepared>, AttemptError> {
         let Some(agents) = &self.parts.job.agents else { return Ok(None) };
         faults::hit("prepare").map_err(AttemptError::Staging)?;
-        agents.set_mirror_mode(self.parts.mirror);
-        let prepared = agents.prepare(self.number, self.freeze_timeout, memory_bytes)?;
+        // All tries store device memory in the same way.
+        if self.preparations.fetch_add(1, Ordering::Relaxed) == 0 {
+            agents.set_mirror_mode(self.parts.mirror);
+        }
+        let prepared = agents.prepare(self.number_for_agents(), self.freeze_timeout, memory_bytes)?;
         faults::hit("staged").map_err(AttemptError::Staging)?;
         Ok(Some(prepared))
     }

@@ -25,7 +25,7 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// What a [`Checkpointer`] works with.
@@ -156,7 +156,10 @@ impl Checkpointer {
             AfterDump::End(limit) => self.parts.freeze_timeout.min(limit),
         };
         let (parts, number, begun) = (&self.parts, history.attempts, Instant::now());
-        Attempt { parts, number, after_dump, destination, freeze_timeout, begun, part }.run(history)
+        let preparations = AtomicU64::new(0);
+        let attempt =
+            Attempt { parts, number, preparations, after_dump, destination, freeze_timeout, begun, part };
+        attempt.run(history)
     }
 
     /// Whether the snapshot that is being stored is not needed any more.

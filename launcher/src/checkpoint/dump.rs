@@ -43,7 +43,7 @@ use std::sync::{Arc, Once};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Some dumps fail for a transient reason, such as a connection that is being established.
-const DUMP_TRIES: u32 = 3;
+pub(super) const DUMP_TRIES: u32 = 3;
 /// Of the time for which the job may be paused, this part is left to stop a CRIU that is late: milliseconds, mostly.
 const CRIU_STOP_PART: u32 = 30;
 /// Unlinked files are saved up to 4 GiB, the largest limit that CRIU accepts.
@@ -304,7 +304,7 @@ impl Attempt<'_> {
 
     /// Detaches all agents. The memory of processes without a mirror is stored meanwhile.
     fn detach(&self, agents: &Agents, limit: Duration, storing: &Storing<'_>) -> Result<Quiesced, DumpError> {
-        let away = agents.detach_all(self.number, limit, &mut |offer| storing.store(offer));
+        let away = agents.detach_all(self.number_for_agents(), limit, &mut |offer| storing.store(offer));
         let is_refused = matches!(away, Err(QuiesceError::Refused { .. }));
         let Some(error) = storing.failure(is_refused) else { return away.map_err(DumpError::Agents) };
         if let Ok(away) = away {
