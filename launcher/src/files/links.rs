@@ -63,6 +63,7 @@ pub fn is_criu_link(name: &str) -> bool {
 pub struct NamesLock {
     /// None if the lock could not be had.
     file: Option<File>,
+    is_exclusive: bool,
 }
 
 impl NamesLock {
@@ -113,7 +114,10 @@ impl NamesLock {
         // If this is the only job on the machine, no lock is needed.
         let file =
             open().inspect_err(|error| tracing::debug!("cannot lock the names of CRIU's links: {error}"));
-        Self { file: file.unwrap_or_default() }
+        Self {
+            file: file.unwrap_or_default(),
+            is_exclusive: operation == FlockOperation::NonBlockingLockExclusive,
+        }
     }
 }
 
@@ -127,12 +131,13 @@ pub fn taken_in(log: &str) -> Option<PathBuf> {
 
 /// Deletes the links that killed dumps and restores have left in a directory of the job, whose root is `root`: those of this
 /// user's files that have another name, and that no process outside of the job uses. In `/dev/shm` they need no other
-/// name: a job that is resumed puts its files back as new ones, and a snapshot has their content. Nothing may dump the job
+/// name if nothing else is dumped or restored: a job that is resumed puts its files back as new ones, and a snapshot has their content. Nothing may dump the job
 /// meanwhile, and without a lock nothing is deleted. Whether there are some that others use: the processes of a job that
 /// was killed may be about to end.
 pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) -> bool {
     let Ok(entries) = fs::read_dir(inside(root, dir)) else { return false };
-    let least_names = if is_shared_memory(&path_text(dir.join("any"))) { 1 } else { 2 };
+    let is_alone = lock.is_exclusive && is_shared_memory(&path_text(dir.join("any")));
+    let least_names = if is_alone { 1 } else { 2 };
     let is_mine = |meta: &Metadata| {
         meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() && meta.nlink() >= least_names
     };
@@ -153,7 +158,9 @@ pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) -> 
     let are_used = left.len() < found;
     for path in left.into_values().flatten() {
         match fs::remove_file(&path) {
-            Ok(()) => tracing::info!("deleted {}, which a killed checkpoint had left", path.display()),
+            Ok(()) => {
+                tracing::info!("deleted {}, which a killed checkpoint or resume had left", path.display());
+            }
             Err(error) => tracing::debug!("cannot remove {}: {error}", path.display()),
         }
     }
@@ -404,12 +411,12 @@ mod tests {
             .stdin(File::open(path("used")).unwrap())
             .spawn()
             .unwrap();
-        let lock = NamesLock { file: Some(tempfile::tempfile().unwrap()) };
+        let lock = NamesLock { file: Some(tempfile::tempfile().unwrap()), is_exclusive: true };
         // There is no such job: every process is outside.
         let remove = |lock: &NamesLock| remove_left(dir.path(), Path::new("/"), i32::MAX, lock);
         let are_left =
             || ["link_remap.1", "link_remap.2", "other.3", "link_remap.4"].map(|name| path(name).exists());
-        assert!(!remove(&NamesLock { file: None }) && are_left() == [true; 4]);
+        assert!(!remove(&NamesLock { file: None, is_exclusive: true }) && are_left() == [true; 4]);
         let (is_used, left) = (remove(&lock), are_left());
         child.kill().unwrap();
         child.wait().unwrap();

@@ -124,7 +124,10 @@ fn includes_causes(error: &(dyn Error + 'static)) -> bool {
 #[must_use]
 pub fn with_remedy(error: &anyhow::Error) -> String {
     let of_resume = error.downcast_ref().map(NotRestored::remedy);
-    let remedies = error.chain().find_map(remedy).into_iter().chain(of_resume);
+    // Of a pipe that is full and does not wait, nothing else is known.
+    let is_bare = error.is::<io::Error>() && error.chain().count() == 1;
+    let of_limit = error.chain().find_map(of_limit).filter(|_| !is_bare);
+    let remedies = of_limit.or_else(|| error.chain().find_map(remedy)).into_iter().chain(of_resume);
     remedies
         .fold(in_one_line(error), |message, remedy| format!("{}. {remedy}", message.trim_end_matches('.')))
 }
@@ -141,8 +144,7 @@ pub fn log_error(error: &anyhow::Error) {
 
 /// The remedy for an error whose message has none.
 fn remedy(error: &(dyn Error + 'static)) -> Option<&'static str> {
-    of_limit(error)
-        .or_else(|| of_store(error))
+    of_store(error)
         .or_else(|| error.downcast_ref().and_then(of_attempt))
         .or_else(|| error.downcast_ref().and_then(of_agents))
         .or_else(|| of_parts(error))

@@ -36,7 +36,11 @@ fn a_program_that_allocates_all_the_time_is_saved_each_time() {
     });
     let mut running = job.start();
     running.until_answering(&job.sandbox);
-    for _ in 0..CHECKPOINTS {
+    for number in 0..CHECKPOINTS {
+        // The job must not end before it is killed.
+        if number >= 3 && job.output().lines().count() > 3500 {
+            break;
+        }
         running.checkpoint(&job.sandbox);
     }
     running.kill_everything();
