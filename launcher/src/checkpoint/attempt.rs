@@ -9,7 +9,6 @@
 //!
 //! Attempts run one after another, so that the mirrors of device memory do not change while they are stored.
 
-use super::dump::DUMP_TRIES;
 use crate::agents::{Agents, GpuState, Prepared, QuiesceError};
 use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
@@ -157,6 +156,9 @@ pub enum Destination {
     /// In memory if `--persist-every` allows that, otherwise in the store.
     MemoryOrStore,
 }
+
+/// The number of a try for the agents has the tries before it above this bit, and the number of the attempt below.
+const TRY_SHIFT: u32 = 32;
 
 /// One checkpoint attempt.
 pub(super) struct Attempt<'a> {
@@ -349,7 +351,8 @@ impl Attempt<'_> {
 
     /// Identifies the present try to the agents: an answer to the one before may come late.
     pub(super) fn number_for_agents(&self) -> u64 {
-        self.number * u64::from(DUMP_TRIES + 1) + self.preparations.load(Ordering::Relaxed)
+        let before = self.preparations.load(Ordering::Relaxed).saturating_sub(1);
+        self.number | before << TRY_SHIFT
     }
 
     /// Prepares the agents while the job runs, which has `memory_bytes` of host memory.

@@ -43,7 +43,7 @@ use std::sync::{Arc, Once};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Some dumps fail for a transient reason, such as a connection that is being established.
-pub(super) const DUMP_TRIES: u32 = 3;
+const DUMP_TRIES: u32 = 3;
 /// Of the time for which the job may be paused, this part is left to stop a CRIU that is late: milliseconds, mostly.
 const CRIU_STOP_PART: u32 = 30;
 /// Unlinked files are saved up to 4 GiB, the largest limit that CRIU accepts.
