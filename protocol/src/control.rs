@@ -32,6 +32,8 @@ pub enum Request {
     ForceStop,
     /// Report the last lines that the job has written.
     Output,
+    /// Free the space of deleted snapshots; answered when that is done.
+    Reclaim,
 }
 
 /// From the launcher to the command.
@@ -48,6 +50,8 @@ pub enum Reply {
     Stopped(Stopped),
     /// The last lines that the job has written; empty if it has written nothing in this session.
     Output(String),
+    /// The space of deleted snapshots is free.
+    Reclaimed,
     /// The request failed, with a message for the user.
     Error(String),
 }

@@ -113,7 +113,7 @@ fn connect(job: &JobDir) -> Result<Option<UnixStream>> {
     }
 }
 
-/// Asks a launcher for what it knows at once. `None` if it does not answer.
+/// Asks a launcher for what it knows or does at once. `None` if it does not answer.
 fn ask(stream: &mut UnixStream, request: Request) -> Option<Reply> {
     // It may be stopped, or wait for a store.
     stream.set_read_timeout(Some(CALL_TIMEOUT)).ok()?;
@@ -471,6 +471,14 @@ pub fn output(job: &JobDir) -> Option<String> {
         Reply::Output(text) => Some(text),
         _ => None,
     }
+}
+
+/// Has the launcher of a running job free the space of deleted snapshots. Returns whether that is done: it waits until
+/// no snapshot is being stored.
+#[must_use]
+pub fn reclaim(job: &JobDir) -> bool {
+    let launcher = connect(job).ok().flatten();
+    launcher.is_some_and(|mut launcher| ask(&mut launcher, Request::Reclaim) == Some(Reply::Reclaimed))
 }
 
 /// For what the launcher of a job waits before the job runs.

@@ -28,6 +28,8 @@ pub enum Demand {
         /// Whether by force.
         force: bool,
     },
+    /// The space of deleted snapshots.
+    Reclaim,
 }
 
 /// The socket; removed when dropped.
@@ -53,7 +55,7 @@ pub fn all_sockets() -> Vec<PathBuf> {
 }
 
 impl ControlServer {
-    /// Listens for the job; `on_demand` is called for each request to the supervisor. The caller must hold the job's lock:
+    /// Listens for the job; `on_demand` is called for each request to the supervisor, in a thread of the caller's own. The caller must hold the job's lock:
     /// an existing socket is then the leftover of a dead launcher.
     ///
     /// # Errors
@@ -147,6 +149,7 @@ fn serve(mut stream: UnixStream, status: &SharedStatus, on_demand: &dyn Fn(Deman
         Ok(Request::Checkpoint) => forward(Demand::Checkpoint),
         Ok(Request::Stop) => forward(Demand::Stop { force: false }),
         Ok(Request::ForceStop) => forward(Demand::Stop { force: true }),
+        Ok(Request::Reclaim) => forward(Demand::Reclaim),
     };
     let Some(reply) = reply else { return };
     // The caller may have disconnected; its checkpoint was taken regardless.

@@ -42,7 +42,7 @@ use crate::job::started_with;
 use crate::job::status::unix_ms;
 use crate::job::times::{self, Class};
 use crate::namespace;
-use crate::observe::control_server::{ControlServer, Demand};
+use crate::observe::control_server::{Answer, ControlServer, Demand};
 use crate::observe::metrics;
 use crate::observe::notify::{Address, Notifier};
 use crate::report::failure::{in_one_line, log_error, with_remedy};
@@ -65,6 +65,7 @@ use std::cell::Cell;
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Runs `argv` until it ends for good; returns the exit code.
@@ -322,8 +323,15 @@ impl<'a> Supervisor<'a> {
             return;
         }
         let events = self.context.events.clone();
-        let on_demand = move |demand, answer| {
+        let (store, ownership) =
+            (Arc::clone(&self.context.opened.store), Arc::clone(&self.context.claimed.ownership));
+        let on_demand = move |demand, answer: Answer| {
             let event = match demand {
+                // Beside what the supervisor does: a deletion waits until no snapshot is being stored.
+                Demand::Reclaim => {
+                    let _ = answer.send(services::reclaim(&store, &ownership));
+                    return;
+                }
                 Demand::Checkpoint => Event::CheckpointRequested(answer),
                 Demand::Stop { force } => {
                     Event::Preempt("`ckpt-run stop` was called".to_owned(), Some(StopCall { answer, force }))
