@@ -59,14 +59,14 @@ impl Root {
     }
 }
 
-fn address_bytes(address: SocketAddrV4) -> [u8; 6] {
+pub(crate) fn address_bytes(address: SocketAddrV4) -> [u8; 6] {
     let [a, b, c, d] = address.ip().octets();
     let [e, f] = address.port().to_be_bytes();
     [a, b, c, d, e, f]
 }
 
 /// Of 6 bytes.
-fn address_of(bytes: &[u8]) -> SocketAddrV4 {
+pub(crate) fn address_of(bytes: &[u8]) -> SocketAddrV4 {
     let port = u16::from_be_bytes([bytes[4], bytes[5]]);
     SocketAddrV4::new(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]), port)
 }

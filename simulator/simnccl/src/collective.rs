@@ -38,6 +38,14 @@ impl Kind {
     }
 }
 
+/// One direction of a pair of ranks, as one of them sees it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Way {
+    pub(crate) peer: usize,
+    /// Whether this rank sends.
+    pub(crate) sends: bool,
+}
+
 /// One call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
@@ -109,6 +117,25 @@ impl Call {
 
     fn bytes(&self) -> usize {
         self.count * self.ty.bytes()
+    }
+
+    /// The pairs of ranks that a call consists of: sends, receives, and what is made of these. None for a collective of all
+    /// ranks.
+    pub(crate) fn ways(&self, rank: usize, ranks: usize) -> Option<Vec<Way>> {
+        let is_of_pairs = matches!(self.kind, Kind::AllToAll | Kind::Gather(_) | Kind::Scatter(_));
+        if !is_of_pairs && !self.kind.is_pairwise() {
+            return None;
+        }
+        let ways: Vec<Way> = match self.kind {
+            Kind::Send(peer) => vec![Way { peer, sends: true }],
+            Kind::Recv(peer) => vec![Way { peer, sends: false }],
+            _ => {
+                let work = Work::of(self, rank, ranks);
+                let sends = work.sends.iter().map(|entry| Way { peer: entry.peer, sends: true });
+                sends.chain(work.recvs.iter().map(|entry| Way { peer: entry.peer, sends: false })).collect()
+            }
+        };
+        Some(ways.into_iter().filter(|way| way.peer != rank).collect())
     }
 
     /// Bytes of the whole input and output, of collectives to which each rank gives as much.

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::bootstrap::{Bootstrap, MAX_RANKS, Root};
 use crate::collective::{Call, Work};
 use crate::cuda::{self, Context, Pinned, Stream, call};
+use crate::meeting::Meeting;
 use crate::nvls::Nvls;
 use crate::proxy::Proxy;
 use crate::transport::Transport;
@@ -35,6 +36,7 @@ const CONTROL_BYTES: usize = 64;
 pub(crate) struct Connected {
     works: Mutex<Works>,
     order: Mutex<Order>,
+    meeting: Meeting,
     transport: Transport,
     control: Pinned,
     function: Function,
@@ -189,12 +191,14 @@ impl Comm {
         self.check_devices(&bootstrap)?;
         let function = Function::load()?;
         let transport = Transport::connect(&bootstrap, self.context, self.device)?;
+        let meeting = Meeting::prepare(&bootstrap, self.device)?;
         let mut event = std::ptr::null_mut();
         call!(cuEventCreate(&raw mut event, 2))?;
         let ring = Pinned::create(self.context, RING * WORK_BYTES)?;
         let connected = Connected {
             works: Mutex::new(Works { ring, next: 0, is_used: [false; RING], of_graphs: Vec::new() }),
             order: Mutex::new(Order { event, last: None }),
+            meeting,
             transport,
             control: Pinned::create(self.context, CONTROL_BYTES)?,
             function,
@@ -239,13 +243,42 @@ impl Comm {
         }
     }
 
-    /// Queues calls in their order; all sends and receives among them make progress together.
-    pub(crate) fn enqueue(&self, calls: &[(Call, Stream)]) -> Result {
+    /// Whether calls have to wait for other ranks before they are queued.
+    ///
+    /// # Errors
+    /// When nothing can be queued.
+    pub(crate) fn has_to_meet(&self, calls: &[(Call, Stream)]) -> Result<bool> {
         self.error()?;
         if self.is_finalized.load(Ordering::Acquire) {
-            warn("the communicator is finalized");
-            return Err(Error::InvalidUsage);
+            // As NCCL 2.28.9, which is killed by SIGSEGV then.
+            eprintln!("simnccl: a call on a communicator that is finalized");
+            std::process::abort();
         }
+        Ok(self.connected()?.meeting.is_needed(&without_streams(calls), self.rank, self.ranks))
+    }
+
+    /// Waits for the ranks that calls need for the first time.
+    pub(crate) fn meet(&self, calls: &[(Call, Stream)]) -> Result {
+        let connected = self.connected()?;
+        connected.meeting.meet(&connected.bootstrap, &without_streams(calls))
+    }
+
+    /// As [`Self::meet`] and [`Self::enqueue`], in a thread: the communicator is in progress meanwhile.
+    pub(crate) fn enqueue_later(self: &Arc<Self>, calls: Vec<(Call, Stream)>) -> Result {
+        self.state.store(Error::InProgress as u32, Ordering::Release);
+        let comm = Arc::clone(self);
+        let work = move || {
+            let queued = cuda::make_current(comm.context)
+                .and_then(|()| comm.meet(&calls))
+                .and_then(|()| comm.enqueue(&calls));
+            comm.state.store(queued.map_or_else(|error| error as u32, |()| SUCCESS), Ordering::Release);
+        };
+        std::thread::Builder::new().name("simnccl-group".into()).spawn(work)?;
+        Ok(())
+    }
+
+    /// Queues calls in their order; all sends and receives among them make progress together.
+    pub(crate) fn enqueue(&self, calls: &[(Call, Stream)]) -> Result {
         let connected = self.connected()?;
         let pairs: Vec<Call> =
             calls.iter().map(|(call, _)| *call).filter(|call| call.kind.is_pairwise()).collect();
@@ -309,6 +342,7 @@ impl Comm {
         if aborts && let Some(connected) = self.connected.get() {
             connected.bootstrap.abort();
             connected.stop();
+            self.state.store(Error::InvalidUsage as u32, Ordering::Release);
             self.is_finalized.store(true, Ordering::Release);
         }
         if !self.is_finalized.load(Ordering::Acquire) {
@@ -414,6 +448,10 @@ impl Comm {
     }
 }
 
+fn without_streams(calls: &[(Call, Stream)]) -> Vec<Call> {
+    calls.iter().map(|(call, _)| *call).collect()
+}
+
 /// The number of a communicator that is made of another one.
 fn number_of(parent: u64, words: &[u64]) -> u64 {
     words.iter().fold(parent, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
@@ -438,6 +476,7 @@ fn code_of(code: u32) -> Result {
 impl Connected {
     /// Ends all work, also what waits for peers.
     fn stop(&self) {
+        self.meeting.abort();
         word(self.control.address).store(1, Ordering::Release);
         self.works.lock().wait_for_all(&self.control, Some(Instant::now() + ABORT_LIMIT));
     }

@@ -22,6 +22,9 @@ struct Group {
     error: Option<Error>,
 }
 
+/// The calls of one communicator.
+type Calls = Vec<(Call, Stream)>;
+
 /// A window that is to be registered, and where its handle goes.
 type Registration = (Arc<Comm>, Request, *mut *mut c_void);
 
@@ -94,15 +97,36 @@ fn carry_out(group: Group) -> Result {
     register_all(&group.registrations)?;
     let comms = distinct(group.calls.iter().map(|(comm, ..)| comm));
     let (before, _) = cuda::context()?;
-    let result = comms.iter().try_for_each(|comm| {
-        let is_of = |(other, ..): &&(Arc<Comm>, Call, Stream)| Arc::ptr_eq(other, comm);
-        let calls: Vec<_> =
+    let (mut now, mut later) = (Vec::new(), Vec::new());
+    for comm in comms {
+        let is_of = |(other, ..): &&(Arc<Comm>, Call, Stream)| Arc::ptr_eq(other, &comm);
+        let calls: Calls =
             group.calls.iter().filter(is_of).map(|(_, call, stream)| (*call, *stream)).collect();
+        let waits = comm.has_to_meet(&calls)?;
+        if waits && !comm.config.is_blocking { &mut later } else { &mut now }.push((comm, calls, waits));
+    }
+    meet(&now)?;
+    let result = now.iter().try_for_each(|(comm, calls, _)| {
         cuda::make_current(comm.context)?;
-        comm.enqueue(&calls)
+        comm.enqueue(calls)
     });
     cuda::make_current(cuda::Context(before))?;
-    result
+    result?;
+    let is_in_progress = !later.is_empty();
+    later.into_iter().try_for_each(|(comm, calls, _)| comm.enqueue_later(calls))?;
+    if is_in_progress { Err(Error::InProgress) } else { Ok(()) }
+}
+
+/// The ranks of all communicators, at once, as each waits for others.
+fn meet(all: &[(Arc<Comm>, Calls, bool)]) -> Result {
+    std::thread::scope(|scope| {
+        let waiting = all.iter().filter(|(.., waits)| *waits);
+        let threads: Vec<_> = waiting.map(|(comm, calls, _)| scope.spawn(|| comm.meet(calls))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result>| {
+            thread.join().unwrap_or(Err(Error::InternalError))
+        };
+        threads.into_iter().map(join).fold(Ok(()), Result::and)
+    })
 }
 
 /// Each communicator once.

@@ -10,6 +10,7 @@ mod comm;
 mod cuda;
 mod group;
 mod kernel;
+mod meeting;
 mod net;
 mod nvls;
 mod proxy;

@@ -43,7 +43,7 @@ pub(crate) enum Kind {
 }
 
 /// Whether a variable has a value other than what is meant by its absence.
-fn variable(name: &str) -> Option<bool> {
+pub(crate) fn variable(name: &str) -> Option<bool> {
     std::env::var(name).ok().map(|text| text.trim() != "0")
 }
 

@@ -106,7 +106,7 @@ pub const CHECKS: &[Check] = &[
     ),
     check(
         "nccl/finalize",
-        "nothing can be queued once it is finalized (source: user guide, ncclCommFinalize)",
+        "work is done once it is finalized (source: user guide, ncclCommFinalize)",
         || run("finalize", 2, &[]),
     ),
     check(
@@ -114,6 +114,15 @@ pub const CHECKS: &[Check] = &[
         "two ranks on one device are an invalid usage (source: user guide)",
         || run("duplicate", 2, &[(SHARES_GPUS, "0")]),
     ),
+    question("question/nccl-first-calls", "how long calls of NCCL take whose peer comes 400 ms late", || {
+        let said = |variables: &[_]| answers("first-calls", variables);
+        let (usual, sockets) = (said(&[])?, said(SOCKETS)?);
+        let (no_cumem, at_init) =
+            (said(&[("NCCL_CUMEM_ENABLE", "0")])?, said(&[("NCCL_RUNTIME_CONNECT", "0")])?);
+        Ok(format!(
+            "{usual}; over sockets: {sockets}; NCCL_CUMEM_ENABLE=0: {no_cumem}; NCCL_RUNTIME_CONNECT=0: {at_init}"
+        ))
+    }),
     question("question/nccl-mismatch", "what a rank reports whose peer calls another collective", || {
         answers("mismatch", &[])
     }),
@@ -145,6 +154,7 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("late-rank", late_rank),
     ("streams", streams),
     ("nonblocking", nonblocking),
+    ("first-calls", first_calls),
     ("missing-peer", missing_peer),
     ("abort", abort),
     ("shrink", |rank| shrink(rank, false)),
@@ -545,11 +555,61 @@ fn failure(error: std::io::Error) -> Stop {
     Stop::Failed(error.to_string())
 }
 
-/// The other rank begins when this one has looked.
-fn missing_peer(rank: &Rank) -> Result {
+/// A communicator whose connections are there: the first collective makes them, and its call returns when all ranks have
+/// called it. Also a stream, and a word of 1.
+fn connected(rank: &Rank) -> Result<(Comm, CUstream, u64)> {
     let comm = rank.connect()?;
     let stream = gpu::stream()?;
     let word = gpu::upload(&[1_i32])?;
+    nccl_ok!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
+    synchronized(stream)?;
+    gpu::write(word, &[1_i32])?;
+    Ok((comm, stream, word))
+}
+
+/// How long calls take whose peer comes late. Rank 0 says it.
+fn first_calls(rank: &Rank) -> Result {
+    const LATE: Duration = Duration::from_millis(400);
+    let comm = rank.connect()?;
+    let stream = gpu::stream()?;
+    let (few, many) = (1, 16 << 20);
+    let words = gpu::alloc(4 * many)?;
+    let mut said = Vec::new();
+    let mut measured = |what: &str, call: &dyn Fn() -> Result| -> Result {
+        // What one rank does next begins with what the other one has ended before.
+        std::thread::sleep(if rank.rank == 0 { Duration::ZERO } else { LATE });
+        let begun = Instant::now();
+        call()?;
+        said.push(format!("{what} {} ms", begun.elapsed().as_millis()));
+        synchronized(stream)
+    };
+    let all_reduce = |count| -> Result {
+        nccl_ok!(ncclAllReduce(words, words, count, INT32, SUM, comm, stream));
+        Ok(())
+    };
+    let pass = || -> Result {
+        if rank.rank == 0 {
+            nccl_ok!(ncclSend(words, 1, INT32, 1, comm, stream));
+        } else {
+            nccl_ok!(ncclRecv(words, 1, INT32, 0, comm, stream));
+        }
+        Ok(())
+    };
+    measured("all-reduce", &|| all_reduce(few))?;
+    measured("again", &|| all_reduce(few))?;
+    measured("of 64 MiB", &|| all_reduce(many))?;
+    measured("again", &|| all_reduce(many))?;
+    measured("send", &pass)?;
+    measured("again", &pass)?;
+    if rank.rank == 0 {
+        say(said.join(", "));
+    }
+    end(comm)
+}
+
+/// The other rank begins when this one has looked.
+fn missing_peer(rank: &Rank) -> Result {
+    let (comm, stream, word) = connected(rank)?;
     let looked = std::env::temp_dir().join(format!("conformance-looked-{}", &rank.id.hex()[..96]));
     if rank.rank == 1 {
         while !looked.exists() {
@@ -571,9 +631,7 @@ fn missing_peer(rank: &Rank) -> Result {
 
 /// The other rank never comes.
 fn abort(rank: &Rank) -> Result {
-    let comm = rank.connect()?;
-    let stream = gpu::stream()?;
-    let word = gpu::upload(&[1_i32])?;
+    let (comm, stream, word) = connected(rank)?;
     if rank.rank == 0 {
         nccl_ok!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
         std::thread::sleep(Duration::from_millis(200));
@@ -588,15 +646,13 @@ fn abort(rank: &Rank) -> Result {
 /// The last rank never comes; the others stop what waits for it, and go on.
 fn shrink(rank: &Rank, is_revoked: bool) -> Result {
     const SHRINK_ABORT: i32 = 1;
-    let comm = rank.connect()?;
+    let (comm, stream, word) = connected(rank)?;
     let excluded = rank.count() - 1;
     if rank.number() == excluded {
         std::thread::sleep(Duration::from_millis(600));
         nccl_ok!(ncclCommAbort(comm));
         return Ok(());
     }
-    let stream = gpu::stream()?;
-    let word = gpu::upload(&[1_i32])?;
     nccl_ok!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
     std::thread::sleep(Duration::from_millis(200));
     ensure!(!is_done(stream)?, "the collective is done without its peer");
@@ -668,8 +724,6 @@ fn finalize(rank: &Rank) -> Result {
     let word = gpu::upload(&[1_i32])?;
     nccl_ok!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
     nccl_ok!(ncclCommFinalize(comm));
-    let code = nc!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
-    ensure!(code != code::SUCCESS, "a collective was queued");
     gpu::expect_content(word, &[rank.count()])?;
     nccl_ok!(ncclCommDestroy(comm));
     Ok(())
@@ -725,14 +779,12 @@ fn mismatch(rank: &Rank) -> Result {
 }
 
 fn dead_peer(rank: &Rank) -> Result {
-    let comm = rank.connect()?;
+    let (comm, stream, word) = connected(rank)?;
     if rank.rank == 1 {
         say("rank 1 ended".to_owned());
         // Without a word to the others, as if it had been killed: the answer is printed when it is all over.
         return Ok(());
     }
-    let stream = gpu::stream()?;
-    let word = gpu::upload(&[1_i32])?;
     // The end of the peer may be noticed before the call.
     let code = nc!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
     let fate = if code == 0 { fate(comm, stream)? } else { format!("error {code} of the call") };
