@@ -45,6 +45,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("tests/programs/cuda/pools.c", "bin/pools"),
     ("tests/programs/cuda/shared.c", "bin/shared"),
     ("tests/programs/cuda/shared_pools.c", "bin/shared_pools"),
+    ("tests/programs/cuda/churns.c", "bin/churns"),
     ("tests/programs/cuda/vmm.c", "bin/vmm"),
 ];
 /// Python programs: the source; they go into `programs`.

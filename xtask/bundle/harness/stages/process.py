@@ -125,8 +125,10 @@ def killed_and_resumed(job, output, lines, times):
     job.start().until_answering()
     values = {"stall_s": [], "resumed_in_s": []}
     for _ in range(times):
-        job.until_lines(output, job.lines(output) + lines, 120)
-        values["stall_s"].append(round(job.checkpoint()["stall_s"], 4))
+        # What a second checkpoint finds differs from what a resume has left for the first.
+        for _ in range(2 if times > 1 else 1):
+            job.until_lines(output, job.lines(output) + lines, 120)
+            values["stall_s"].append(round(job.checkpoint()["stall_s"], 4))
         job.until_lines(output, job.lines(output) + lines, 120)
         job.kill()
         job.start().until_answering()

@@ -18,6 +18,7 @@ SAVED = [
     ("memory passed by descriptors", "exchanged"),
     ("pools that processes share", "shared_pools"),
     ("memory of the host", "hosted"),
+    ("memory that comes and goes", "churns"),
 ]
 # Programs of two devices that are reached at one address: with one process, and with two that share the objects.
 MULTICAST = [("multicast objects", "1"), ("multicast objects of processes", "2")]

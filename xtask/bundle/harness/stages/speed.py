@@ -97,6 +97,14 @@ def by_ckpt_run(settings, size_gb, plain):
         job.kill()
         resume_s = resume(job)
         expect_ok(job)
+        resumed = job.parts("resume", job.begun_unix_s)
+        resumed_in_s = job.resumed_s()
+        # What the resume has left is saved and resumed in turn.
+        again = job.only_checkpoint()
+        expect_ok(job)
+        job.kill()
+        resume(job)
+        expect_ok(job)
         best = min(saved, key=lambda one: one["gap_s"])
         values = {
             "bytes": bytes_of(best),
@@ -106,8 +114,10 @@ def by_ckpt_run(settings, size_gb, plain):
             **times_of(best),
             **pause,
             "resume_s": resume_s,
-            "resumed_in_s": job.resumed_s(),
-            **job.parts("resume", job.begun_unix_s),
+            "resumed_in_s": resumed_in_s,
+            **resumed,
+            "stall_after_resume_s": again["gap_s"],
+            "resumed_again_in_s": job.resumed_s(),
         }
         if plain and values["capture_s"] > 0:
             values["capture_gbps"] = values["bytes"] / values["capture_s"] / GIGA
