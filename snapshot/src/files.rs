@@ -86,11 +86,32 @@ pub(crate) fn open_beneath(dir: impl AsFd, path: impl AsRef<Path>) -> io::Result
     Ok(File::from(fd))
 }
 
-/// Bytes available to an unprivileged writer on the file system of `path`.
+/// Bytes available to an unprivileged writer on the file system of `path`, of which only the beginning need exist.
 ///
 /// # Errors
 /// If statvfs fails.
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
-    let facts = rustix::fs::statvfs(path)?;
+    let facts = rustix::fs::statvfs(existing(path))?;
     Ok(facts.f_bavail.saturating_mul(facts.f_frsize))
+}
+
+/// Whether the file system of `path`, of which only the beginning need exist, is in memory.
+///
+/// # Errors
+/// If statfs fails.
+pub fn is_in_memory(path: &Path) -> io::Result<bool> {
+    Ok(is_of_memory(&rustix::fs::statfs(existing(path))?))
+}
+
+pub(crate) fn is_of_memory(facts: &rustix::fs::StatFs) -> bool {
+    // linux/magic.h
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    const RAMFS_MAGIC: u64 = 0x8584_58f6;
+    matches!(u64::from_ne_bytes(facts.f_type.to_ne_bytes()), TMPFS_MAGIC | RAMFS_MAGIC)
+}
+
+/// The nearest directory above `path` that exists, or `path`.
+fn existing(path: &Path) -> &Path {
+    let nonempty = |path: &&Path| !path.as_os_str().is_empty();
+    path.ancestors().take_while(nonempty).find(|path| path.exists()).unwrap_or(Path::new("."))
 }

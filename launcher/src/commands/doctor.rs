@@ -10,6 +10,7 @@ use crate::gpu::preload::Interposer;
 use crate::namespace::{Namespace, Network};
 use crate::report::failure::in_one_line;
 use crate::store::root::Root;
+use crate::store::tiers;
 use crate::sys::error::EXIT_NEGATIVE;
 use crate::sys::memory;
 use crate::sys::privileges::Privileges;
@@ -17,7 +18,6 @@ use anyhow::Result;
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use std::io::{self, Write};
-use std::path::Path;
 
 #[derive(Clone, Serialize)]
 struct Finding {
@@ -393,8 +393,7 @@ fn left_interfaces() -> Option<Finding> {
 
 fn free_disk(config: &Config) -> Finding {
     let absolute = std::path::absolute(&config.store.dir).unwrap_or_else(|_| config.store.dir.clone());
-    let there = absolute.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    let free = ckpt_snapshot::free_bytes(there).map_err(|error| error.to_string());
+    let free = tiers::free_bytes(&absolute).map_err(|error| error.to_string());
     let found = |bytes| format!("{} free for {}", print::bytes(bytes), absolute.display());
     finding(
         "free disk",

@@ -167,11 +167,7 @@ impl Medium for DirMedium {
         if let Some(free_bytes) = &self.free_space {
             return free_bytes().map(Some);
         }
-        let mut path = self.root.directory.as_path();
-        while !path.exists() {
-            path = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        }
-        free_bytes(path).map(Some)
+        free_bytes(&self.root.directory).map(Some)
     }
 }
 

@@ -10,6 +10,8 @@ use std::process::Command;
 const JOB_MIB: u64 = 300;
 /// There is room for the job and not for a copy.
 const LIMIT_BYTES: u64 = 560 << 20;
+/// There is room for the job, a copy, and some snapshots.
+const STORE_LIMIT_BYTES: u64 = 900 << 20;
 
 const JOB: &str = r#"
 import os, sys, time
@@ -17,6 +19,22 @@ held = bytearray(os.urandom(1 << 20)) * int(sys.argv[1])
 open("ready", "w").close()
 while not os.path.exists("go"):
     time.sleep(0.01)
+print(len(held) >> 20, flush=True)
+"#;
+
+/// Of the job whose memory is new at each checkpoint.
+const NOISE_MIB: u64 = 90;
+
+const NOISE: &str = r#"
+import os, sys, time
+step = 0
+while not os.path.exists("go"):
+    held = os.urandom(int(sys.argv[1]) << 20)
+    step += 1
+    with open("at", "w") as file:
+        file.write(str(step))
+    while not os.path.exists(f"step-{step}") and not os.path.exists("go"):
+        time.sleep(0.01)
 print(len(held) >> 20, flush=True)
 "#;
 
@@ -28,13 +46,13 @@ struct Cgroups {
 
 impl Cgroups {
     /// `None` where cgroups with limits of memory cannot be made.
-    fn new() -> Option<Self> {
+    fn new(name: &str, limit_bytes: u64) -> Option<Self> {
         let versions = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
         versions.into_iter().find_map(|(root, limit)| {
-            let limited = Path::new(root).join(format!("ckpt-run-test-{}", std::process::id()));
+            let limited = Path::new(root).join(format!("ckpt-run-test-{name}-{}", std::process::id()));
             fs::create_dir(&limited).ok()?;
             let cgroups = Self { inner: limited.join("inner"), limited };
-            fs::write(cgroups.limited.join(limit), LIMIT_BYTES.to_string()).ok()?;
+            fs::write(cgroups.limited.join(limit), limit_bytes.to_string()).ok()?;
             fs::create_dir(&cgroups.inner).ok()?;
             Some(cgroups)
         })
@@ -66,7 +84,7 @@ impl Drop for Cgroups {
 
 #[test]
 fn the_limit_of_a_cgroup_further_up_counts() {
-    let Some(cgroups) = Cgroups::new() else {
+    let Some(cgroups) = Cgroups::new("staging", LIMIT_BYTES) else {
         return ckpt_test_skip::skip("no cgroups with limits of memory can be made");
     };
     let sandbox = Sandbox::new();
@@ -81,4 +99,38 @@ fn the_limit_of_a_cgroup_further_up_counts() {
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("job.out"), format!("{JOB_MIB}\n"), "it was not killed");
     sandbox.verify_all();
+}
+
+/// A store in memory, whose file system would have room: what the limit leaves counts.
+#[test]
+fn a_store_in_memory_takes_no_more_than_the_limit_leaves() {
+    let Some(cgroups) = Cgroups::new("store", STORE_LIMIT_BYTES) else {
+        return ckpt_test_skip::skip("no cgroups with limits of memory can be made");
+    };
+    let sandbox = Sandbox::new();
+    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (python, store) = (python(), store.path().join("store"));
+    let words = ["--keep", "9", "--store", store.to_str().unwrap(), "--"];
+    let argv = [python.to_str().unwrap(), "-c", NOISE, &NOISE_MIB.to_string()];
+    let words = words.iter().chain(&argv).copied();
+    let mut job = sandbox.start_command("job", cgroups.command(&sandbox.command(words)));
+    let call =
+        |words: &[&str]| sandbox.call(words.iter().copied().chain(["--store", store.to_str().unwrap()]));
+    let mut refused = None;
+    for step in 1..=9 {
+        let at = || fs::read_to_string(sandbox.path().join("at")).is_ok_and(|at| at == step.to_string());
+        job.until("new memory", || at().then_some(()));
+        let saved = call(&["checkpoint"]);
+        if !saved.status.success() {
+            refused = Some(String::from_utf8_lossy(&saved.stderr).into_owned());
+            break;
+        }
+        fs::write(sandbox.path().join(format!("step-{step}")), "").unwrap();
+    }
+    let refused = refused.expect("nine snapshots do not fit");
+    assert!(refused.contains("free") && refused.contains("--keep"), "{refused}");
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("job.out"), format!("{NOISE_MIB}\n"), "it was not killed");
+    assert!(call(&["verify", "--all"]).status.success());
 }

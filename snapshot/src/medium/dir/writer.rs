@@ -5,6 +5,7 @@ use super::queue::{Done, Queue, Write};
 use super::root::Folder;
 use super::temporary::Temporary;
 use crate::faults;
+use crate::files::is_of_memory;
 use crate::medium::record::Operation;
 use crate::medium::{BLOCK_ALIGN, Block, ObjectWriter};
 use crate::read_failure::copy_of;
@@ -234,11 +235,7 @@ impl ObjectWriter for DirWriter {
 
 /// Whether the file's file system is in memory.
 pub(super) fn is_in_memory(file: &File) -> io::Result<bool> {
-    // linux/magic.h
-    const TMPFS_MAGIC: u64 = 0x0102_1994;
-    const RAMFS_MAGIC: u64 = 0x8584_58f6;
-    let kind = u64::from_ne_bytes(rustix::fs::fstatfs(file)?.f_type.to_ne_bytes());
-    Ok(matches!(kind, TMPFS_MAGIC | RAMFS_MAGIC))
+    Ok(is_of_memory(&rustix::fs::fstatfs(file)?))
 }
 
 /// Turns direct I/O on or off.
