@@ -10,7 +10,6 @@ use crate::gpu::preload::Interposer;
 use crate::namespace::{Namespace, Network};
 use crate::report::failure::in_one_line;
 use crate::store::root::Root;
-use crate::store::tiers;
 use crate::sys::error::EXIT_NEGATIVE;
 use crate::sys::memory;
 use crate::sys::privileges::Privileges;
@@ -393,7 +392,7 @@ fn left_interfaces() -> Option<Finding> {
 
 fn free_disk(config: &Config) -> Finding {
     let absolute = std::path::absolute(&config.store.dir).unwrap_or_else(|_| config.store.dir.clone());
-    let free = tiers::free_bytes(&absolute).map_err(|error| error.to_string());
+    let free = memory::free_bytes_at(&absolute).map_err(|error| error.to_string());
     let found = |bytes| format!("{} free for {}", print::bytes(bytes), absolute.display());
     finding(
         "free disk",

@@ -2,7 +2,7 @@
 //! It is a detached tmpfs, accessible through a descriptor only. When the launcher ends in any way, the kernel frees the
 //! memory.
 
-use crate::sys::memory::{SPARE_BYTES, available_bytes};
+use crate::sys::memory::{SPARE_BYTES, available_bytes, free_bytes_at};
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::mount::{
@@ -67,7 +67,7 @@ impl Staging {
     /// which is emptied first; `report_fallback` is then called with the reason.
     ///
     /// # Errors
-    /// When the directory cannot be created, or there is none.
+    /// When the directory cannot be created, there is none, or it has no room.
     pub fn for_images(
         image_bytes: u64,
         more_bytes: u64,
@@ -89,6 +89,13 @@ impl Staging {
                     "{reason}, and the job's memory must not be on disk (--staging, --encrypt-key-file). Free memory, give ckpt-run the rights that `ckpt-run doctor` names, or allow it with --staging any"
                 ))
             })?;
+            let free_bytes = free_bytes_at(on_disk)?;
+            if free_bytes < image_bytes {
+                return Err(io::Error::other(format!(
+                    "{reason}. In {} there is room for {free_bytes} bytes. Free memory or space, or name another place (--store)",
+                    on_disk.display()
+                )));
+            }
             report_fallback(&reason);
             Self::on_disk(on_disk)
         })
@@ -298,6 +305,18 @@ impl StagedDir {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_fits_nowhere_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = |on_disk| {
+            let staging = Staging::for_images(u64::MAX / 4, 0, on_disk, |_| panic!("a fallback"));
+            staging.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        let (nowhere, on_disk) = (refused(None), refused(Some(&dir.path().join("staging"))));
+        assert!(nowhere.contains("must not be on disk"), "{nowhere}");
+        assert!(on_disk.contains("there is room for") && on_disk.contains("--store"), "{on_disk}");
+    }
 
     #[test]
     fn disk_staging_is_emptied_and_removed() {

@@ -16,8 +16,6 @@ use ckpt_snapshot::{
     CopyError, History, JobDir, JobKey, Listed, Marks, ReadError, Reclaimed, RelPath, Retention, SaveError,
     SnapshotId, Store, Tier, Tiers, faults,
 };
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -152,21 +150,8 @@ pub fn packed(options: &StoreOptions, dir: &JobDir) -> PackStore {
     let shared = is_one_machine_only(dir.path()).then_some(Limits::remote().shared).flatten();
     let limits = Limits { shared, ..Limits::default() };
     let path = dir.path().to_owned();
-    let medium = DirMedium::new(path.clone()).with_free_bytes(move || free_bytes(&path));
+    let medium = DirMedium::new(path.clone()).with_free_bytes(move || memory::free_bytes_at(&path));
     on_medium(options, dir, Arc::new(medium), limits)
-}
-
-/// Bytes that a store at `path`, which need not exist yet, can take. In a file system in memory (a tmpfs) that is what
-/// memory leaves, whatever the size of the file system is.
-///
-/// # Errors
-/// When the file system, or the free memory, cannot be asked.
-pub fn free_bytes(path: &Path) -> io::Result<u64> {
-    let free_bytes = ckpt_snapshot::free_bytes(path)?;
-    if !ckpt_snapshot::is_in_memory(path)? {
-        return Ok(free_bytes);
-    }
-    Ok(free_bytes.min(memory::available_bytes()?.saturating_sub(memory::SPARE_BYTES)))
 }
 
 /// The packed store of a job that seems to run on no machine: young packs need not be left for other machines.

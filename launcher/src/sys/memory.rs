@@ -23,6 +23,19 @@ pub fn available_bytes() -> io::Result<u64> {
     Ok(cgroups.iter().map(|(top, cgroup)| left_bytes(top, cgroup)).fold(machine, u64::min))
 }
 
+/// Bytes that files at `path`, which need not exist yet, can take. In a file system in memory (a tmpfs) that is what memory
+/// leaves, whatever the size of the file system is.
+///
+/// # Errors
+/// When the file system, or the free memory, cannot be asked.
+pub fn free_bytes_at(path: &Path) -> io::Result<u64> {
+    let free_bytes = ckpt_snapshot::free_bytes(path)?;
+    if !ckpt_snapshot::is_in_memory(path)? {
+        return Ok(free_bytes);
+    }
+    Ok(free_bytes.min(available_bytes()?.saturating_sub(SPARE_BYTES)))
+}
+
 /// The cgroups that limit the memory, each with the directory at which what can be seen of its hierarchy begins. Where both
 /// versions are mounted, either may have the limits.
 fn memory_cgroups(cgroups: &[ProcessCGroup], mounts: &[MountInfo]) -> Vec<(PathBuf, PathBuf)> {

@@ -2,7 +2,7 @@
 //!
 //! After the driver's checkpoint and restore, a GPU does not switch between the kernels of two processes any more: one runs
 //! to its end, those of other processes wait, and a kernel that keeps another process waiting for 5 s fails (Xid 109; seen
-//! with 580.159.04, docs/measurements.md). That the device is so until it is torn down is an inference.
+//! with 580.159.04, docs/measurements.md). When all processes that were restored have ended, the GPU does so again.
 //!
 //! The device has two files then. A process has a record lock on the first one while kernels of it run, and on the second
 //! one while it is the next. The kernel drops such a lock with its process, and the child of a fork does not have it
