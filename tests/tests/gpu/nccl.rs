@@ -138,6 +138,12 @@ fn ranks_that_others_join_survive() {
     }
 }
 
+/// Ranks wait in calls that return only when others have made them.
+#[test]
+fn ranks_that_connect_all_the_time_survive() {
+    ranks_of("connects.c", 4, P2P, 25 * kills()).survives(few_kills());
+}
+
 /// The launcher resumes the job when one of its ranks has been killed.
 #[test]
 fn a_killed_rank_is_resumed_with_all_others() {
