@@ -255,7 +255,7 @@ pub enum ReadError {
 #[derive(Debug, thiserror::Error)]
 pub enum SaveError {
     /// There is not enough free space.
-    #[error("no room in {path}: the snapshot needs at least {needed}, and {available} are free. Free some space, lower --keep, or name another place (--store, --upload)", path = path.display(), needed = human(*needed_bytes), available = human(*available_bytes))]
+    #[error("no room in {path}: the snapshot needs at least {needed}, and {available} are free. Free some space, lower --keep, or name another place (--store, --upload)", path = path.display(), needed = size_text(*needed_bytes), available = size_text(*available_bytes))]
     NoSpace {
         /// The store's directory.
         path: PathBuf,
@@ -297,12 +297,15 @@ pub enum SaveError {
     },
 }
 
-fn human(bytes: u64) -> String {
+/// `1.23 GB`.
+#[must_use]
+pub fn size_text(bytes: u64) -> String {
     #[allow(clippy::cast_precision_loss, reason = "for people, three digits")]
     let bytes = bytes as f64;
     match bytes {
         b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
         b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
-        b => format!("{:.0} kB", b / 1e3),
+        b if b >= 1e3 => format!("{:.1} kB", b / 1e3),
+        b => format!("{b:.0} B"),
     }
 }

@@ -42,7 +42,7 @@ mod tiers;
 pub use authentic::Refusal;
 pub use cancel::Cancellable;
 pub use dir_store::DirStore;
-pub use error::{Damage, OpenError, ReadError, SaveError};
+pub use error::{Damage, OpenError, ReadError, SaveError, size_text};
 pub use files::{free_bytes, is_in_memory, open_regular, read_regular, sync_dir, write_atomically};
 pub use id::{IdError, SnapshotId};
 pub use job::{Folder, JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use ckpt_snapshot::chunk::CHUNK_BYTES;
-use ckpt_snapshot::{Manifest, RelPath, SnapshotId, Store, Tiers};
+use ckpt_snapshot::{Manifest, RelPath, SnapshotId, Store, Tiers, size_text};
 use parking_lot::MutexGuard;
 use rustix::fs::FallocateFlags;
 use serde::Deserialize;
@@ -162,7 +162,9 @@ impl Mirror {
         if needed_bytes > available_bytes {
             // Allocating to find out is no option: if memory runs out, the kernel may kill any process.
             return Err(io::Error::other(format!(
-                "{needed_bytes} bytes of host memory are needed for that, and {available_bytes} are free"
+                "{} of host memory is needed for that, and {} is free",
+                size_text(needed_bytes),
+                size_text(available_bytes)
             )));
         }
         let pieces: Vec<_> = ranges.iter().flat_map(pieces).collect();
@@ -254,8 +256,10 @@ impl Shared {
             let free_bytes = memory::available_bytes().unwrap_or(0).saturating_add(held_bytes);
             *mode = MirrorMode::that_fits(used_bytes, free_bytes, image_bytes);
             info!(
-                "--mirror {}: a copy of all device memory takes {used_bytes} bytes of host memory, and {free_bytes} are free",
-                mode.name()
+                "--mirror {}: a copy of all device memory takes {} of host memory, and {} is free",
+                mode.name(),
+                size_text(used_bytes),
+                size_text(free_bytes)
             );
         }
         *mode

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ckpt_protocol::agent::{GpuReport, WANTS_MORE_ROOM};
-use ckpt_snapshot::GpuRecord;
+use ckpt_snapshot::{GpuRecord, size_text};
 use procfs_core::FromRead as _;
 use procfs_core::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -181,7 +181,9 @@ pub enum QuiesceError {
     NotListening,
     /// There is not enough memory for the content of device memory.
     #[error(
-        "{needed_bytes} bytes of memory are needed to hold what the job has on its GPUs, {available_bytes} are free: let the job use less, or give it a machine or a container with more memory"
+        "{needed} of memory is needed to hold what the job has on its GPUs, {available} is free: let the job use less, or give it a machine or a container with more memory",
+        needed = size_text(*needed_bytes),
+        available = size_text(*available_bytes)
     )]
     NoMemory {
         /// Additional memory that is needed.

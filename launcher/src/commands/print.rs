@@ -1,6 +1,7 @@
 //! Printing data: JSON for programs, aligned columns for people.
 
 use anyhow::Result;
+pub use ckpt_snapshot::size_text as bytes;
 use serde::Serialize;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime};
@@ -100,17 +101,6 @@ fn changed(changed_bytes: Option<u64>) -> String {
     match changed_bytes {
         Some(changed_bytes) => format!("{} changed since the previous checkpoint", bytes(changed_bytes)),
         None => "changes were not tracked".to_owned(),
-    }
-}
-
-/// `1.23 GB`.
-#[must_use]
-pub fn bytes(bytes: u64) -> String {
-    match bytes as f64 {
-        b if b >= 1e9 => format!("{:.2} GB", b / 1e9),
-        b if b >= 1e6 => format!("{:.1} MB", b / 1e6),
-        b if b >= 1e3 => format!("{:.1} kB", b / 1e3),
-        b => format!("{b:.0} B"),
     }
 }
 

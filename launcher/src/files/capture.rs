@@ -31,7 +31,7 @@ use crate::namespace::{inside, numbers_in};
 use crate::sys::deadline::FILE_RETRY_INTERVAL;
 use crate::sys::path_text::{path_text, read_maps, shown, text_path};
 use ckpt_snapshot::chunk::ChunkId;
-use ckpt_snapshot::{RelPath, Source, faults};
+use ckpt_snapshot::{RelPath, Source, faults, size_text};
 use procfs_core::process::{MMPermissions, MMapPath, MemoryMap};
 use rustix::fs::FsWord;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -501,9 +501,9 @@ impl<'a> Capture<'a> {
         {
             let (bytes, most) = (file.now.bytes, self.budget_bytes);
             let reason = if most < self.rules.budget_bytes {
-                format!("it has {bytes} bytes, and memory is free for copies of {most} bytes")
+                format!("it has {}, and memory is free for copies of {}", size_text(bytes), size_text(most))
             } else {
-                format!("it has {bytes} bytes, and --files-budget is {most}")
+                format!("it has {}, and --files-budget is {}", size_text(bytes), size_text(most))
             };
             self.inventory.uncovered.insert(path.to_owned(), reason);
         }

@@ -3,6 +3,7 @@
 //! memory.
 
 use crate::sys::memory::{SPARE_BYTES, available_bytes, free_bytes_at};
+use ckpt_snapshot::size_text;
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::mount::{
@@ -78,7 +79,7 @@ impl Staging {
         let needed_bytes = parts.into_iter().fold(0, u64::saturating_add);
         let memory = match available_bytes() {
             Ok(available_bytes) if available_bytes < needed_bytes => {
-                Err(format!("{available_bytes} bytes are free, {needed_bytes} are needed"))
+                Err(format!("{} is free, {} is needed", size_text(available_bytes), size_text(needed_bytes)))
             }
             Ok(_) => Self::in_memory(image_bytes).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -92,8 +93,9 @@ impl Staging {
             let free_bytes = free_bytes_at(on_disk)?;
             if free_bytes < image_bytes {
                 return Err(io::Error::other(format!(
-                    "{reason}. In {} there is room for {free_bytes} bytes. Free memory or space, or name another place (--store)",
-                    on_disk.display()
+                    "{reason}. In {} there is room for {}. Free memory or space, or name another place (--store)",
+                    on_disk.display(),
+                    size_text(free_bytes)
                 )));
             }
             report_fallback(&reason);

@@ -12,7 +12,7 @@ use ckpt_protocol::agent::{GpuReport, Region};
 use ckpt_protocol::control::DeviceMemory;
 use ckpt_snapshot::chunk::{ChunkId, is_zeroes};
 use ckpt_snapshot::{
-    Damage, DataFile, GpuProcess, Manifest, ReadError, RelPath, Source, Store, Target, Tiers,
+    Damage, DataFile, GpuProcess, Manifest, ReadError, RelPath, Source, Store, Target, Tiers, size_text,
 };
 use rustix::fs::FallocateFlags;
 use std::collections::BTreeMap;
@@ -377,7 +377,9 @@ pub fn plan(store: &Arc<Tiers>, manifest: &Arc<Manifest>, mode: MirrorMode) -> R
     let needed_bytes = loads.iter().map(|load| load.used_bytes).fold(0, u64::saturating_add);
     if needed_bytes > 0 && !fits(needed_bytes) {
         bail!(
-            "not enough memory for the snapshot's {needed_bytes} bytes of device memory: {available_bytes} bytes are free. Free some memory, use a machine or a container with more, or resume with --mirror none"
+            "not enough memory for the snapshot's {} of device memory: {} is free. Free some memory, use a machine or a container with more, or resume with --mirror none",
+            size_text(needed_bytes),
+            size_text(available_bytes)
         );
     }
     Ok(loads)
@@ -661,7 +663,7 @@ mod tests {
         large.gpu[0].mirror_bytes = 1 << 60;
         large.files[0].bytes = 1 << 59;
         let error = plan(&large).err().unwrap().to_string();
-        assert!(error.contains("bytes are free") && error.contains("--mirror none"), "{error}");
+        assert!(error.contains("is free") && error.contains("--mirror none"), "{error}");
         // Without a mirror, or where there is no room for one.
         let large = Arc::new(large);
         for mode in [MirrorMode::None, MirrorMode::Auto] {

@@ -425,11 +425,13 @@ fn set_last_pid(last_pid: i32) -> io::Result<()> {
 
 fn send_signal(pid: i32, group: bool, signal: i32) -> io::Result<()> {
     if pid == -1 {
-        // All processes but this one.
+        // All processes but this one. If there are none, the job has just ended.
         // SAFETY: a plain system call on integers.
         return match unsafe { libc::kill(-1, signal) } {
             0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+            _ => Some(io::Error::last_os_error())
+                .filter(|error| error.raw_os_error() != Some(libc::ESRCH))
+                .map_or(Ok(()), Err),
         };
     }
     let pid =

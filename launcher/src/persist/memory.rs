@@ -12,7 +12,9 @@ use crate::sys::memory;
 use anyhow::{Context, Result};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::medium::{DirMedium, IoFeatures};
-use ckpt_snapshot::{Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers};
+use ckpt_snapshot::{
+    Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers, size_text,
+};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -103,7 +105,9 @@ impl Persister {
         let why = match begun {
             Ok(Ok(writer)) => return Some(writer),
             Ok(Err(SaveError::NoSpace { needed_bytes, available_bytes, .. })) => format!(
-                "it needs about {needed_bytes} bytes, and {available_bytes} bytes are left beside the images of the checkpoint"
+                "it needs about {}, and {} is left beside the images of the checkpoint",
+                size_text(needed_bytes),
+                size_text(available_bytes)
             ),
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),

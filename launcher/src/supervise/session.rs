@@ -71,6 +71,8 @@ pub(super) struct JobSession<'a> {
     loss: Option<Loss>,
     /// The hang because of which the job is killed.
     hang: Option<Hang>,
+    /// All processes of the job have been killed.
+    is_killed: bool,
     /// When the user last asked the job to end.
     user_stop: Option<Instant>,
     /// The signal that began the ending, and when it came.
@@ -130,6 +132,7 @@ impl<'a> JobSession<'a> {
             losses,
             loss: None,
             hang: None,
+            is_killed: false,
             user_stop: None,
             ending_signal: None,
             ending: None,

@@ -3,6 +3,7 @@
 //! NVML knows. Its code runs in a process of its own, which answers over a pipe: NVIDIA's libraries are not loaded into the
 //! launcher, and one that hangs holds nothing up. `CUDA_VISIBLE_DEVICES` hides no GPU from NVML.
 
+use ckpt_snapshot::size_text;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -73,7 +74,9 @@ pub struct GpuNeed {
 /// A GPU has too little free memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{uuid} ({name}) has {free_bytes} bytes of free memory, and {needed_bytes} are needed to restore the job's state on it: end what uses this GPU, or choose another one with --gpu-map"
+    "{uuid} ({name}) has {free} of free memory, and {needed} is needed to restore the job's state on it: end what uses this GPU, or choose another one with --gpu-map",
+    free = size_text(*free_bytes),
+    needed = size_text(*needed_bytes)
 )]
 pub struct Shortage {
     uuid: String,

@@ -83,7 +83,7 @@ fn a_resume_waits_for_device_memory() {
         assert_eq!(early.wait(), LAUNCHER_FAILED, "{}", early.said());
         let told_early = early.said();
         let uuid = gpus(job.gpu.directory(), 1)[0].uuid_text();
-        for told in [uuid.as_str(), "has 0 bytes of free memory", "is intact", "nothing was started"] {
+        for told in [uuid.as_str(), "has 0 B of free memory", "is intact", "nothing was started"] {
             assert!(told_early.contains(told), "{told}: {told_early}");
         }
         job.sandbox.verify_all();

@@ -278,7 +278,7 @@ fn of_checkpoints() {
         QuiesceError::NoCut { .. } => QuiesceError::NoCut { reason: text("process 7 waits after ncclAllReduce"), after: Duration::from_secs(33) }, "ncclAllReduce";
         QuiesceError::Withdrawn => QuiesceError::Withdrawn, "is being ended";
         QuiesceError::NotListening => QuiesceError::NotListening, "agents";
-        QuiesceError::NoMemory { .. } => QuiesceError::NoMemory { needed_bytes: 9, available_bytes: 1 }, "9 bytes";
+        QuiesceError::NoMemory { .. } => QuiesceError::NoMemory { needed_bytes: 9, available_bytes: 1 }, "9 B";
         QuiesceError::Mirror { .. } => QuiesceError::Mirror { process: process(), source: fire() }, "python3";
     });
     let claimed = || ClaimedElsewhere { job: text("train"), by: text(" (on the machine node7)") };

@@ -304,10 +304,11 @@ impl JobSession<'_> {
         }
     }
 
-    pub(super) fn kill_job(&self) {
+    pub(super) fn kill_job(&mut self) {
         if self.exit_code.is_some() {
             return;
         }
+        self.is_killed = true;
         self.release_gpus();
         if let Err(error) = self.job.namespace.signal(-1, false, SIGKILL) {
             tracing::warn!("the job cannot be killed: {error}");
@@ -368,8 +369,9 @@ impl JobSession<'_> {
         }
         self.schedule(None);
         self.checkpoints.hurry();
-        // While a dump ends the job, CRIU kills the processes, and must not be killed with them.
-        if self.ending.is_none() {
+        // While a dump ends the job, CRIU kills the processes, and must not be killed with them. Of a job that was killed,
+        // nothing is left running.
+        if self.ending.is_none() && !self.is_killed {
             self.end_leftovers();
         }
         if code != 0 && self.loss.is_none() {
