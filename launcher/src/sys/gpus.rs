@@ -293,7 +293,7 @@ pub(crate) mod tests {
             machine.shortage(&[need("GPU-b", 31), need("GPU-b", 20)]).expect("too much");
         assert!(!is_too_small);
         let told = shortage.to_string();
-        assert!(told.contains("GPU-b (A) has 50 bytes") && told.contains("51 are needed"), "{told}");
+        assert!(told.contains("GPU-b (A) has 50 B") && told.contains("51 B is needed"), "{told}");
         assert!(machine.shortage(&[need("GPU-a", 101)]).expect("too much").1);
     }
 
