@@ -42,6 +42,8 @@ fn any_bytes_are_messages_or_errors() {
         framed(&FromAgent::Hello(hello)),
         framed(&GpuReport { parked_bytes: 3, ..GpuReport::default() }),
         framed(&Call { version: CONTROL_VERSION, request: Request::Checkpoint }),
+        framed(&Call { version: CONTROL_VERSION, request: Request::Reclaim }),
+        framed(&Reply::Reclaimed),
         framed(&Reply::Progress(progress)),
         framed(&ToAgent::QueryActivity),
     ];

@@ -110,8 +110,9 @@ pub(crate) fn is_of_memory(facts: &rustix::fs::StatFs) -> bool {
     matches!(u64::from_ne_bytes(facts.f_type.to_ne_bytes()), TMPFS_MAGIC | RAMFS_MAGIC)
 }
 
-/// The nearest directory above `path` that exists, or `path`.
+/// The nearest directory above `path` that exists, or `path`. One that cannot be asked counts as one that exists.
 fn existing(path: &Path) -> &Path {
     let nonempty = |path: &&Path| !path.as_os_str().is_empty();
-    path.ancestors().take_while(nonempty).find(|path| path.exists()).unwrap_or(Path::new("."))
+    let mut paths = path.ancestors().take_while(nonempty);
+    paths.find(|path| path.try_exists().unwrap_or(true)).unwrap_or(Path::new("."))
 }

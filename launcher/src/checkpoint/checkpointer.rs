@@ -18,7 +18,7 @@ use crate::persist::memory::Persister;
 use crate::persist::upload::Uploader;
 use crate::store::tiers;
 use crate::sys::background::Background;
-use ckpt_protocol::control::Saved;
+use ckpt_protocol::control::{Reply, Saved};
 use ckpt_snapshot::{FailedProcess, JobDir, JobIdentity, JobLock, Listed, Retention, SnapshotId, Tiers};
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -169,13 +169,33 @@ impl Checkpointer {
     }
 
     /// Collects garbage that earlier attempts have left, while no attempt is waiting. `is_saved` is whether the last
-    /// attempt succeeded: the next attempt reuses what a failed one has uploaded to an object store.
+    /// attempt succeeded.
     pub fn collect_garbage(&self, history: &mut AttemptHistory, is_saved: bool) {
-        let CheckpointerParts { store, ownership, is_over, .. } = &self.parts;
-        let may_collect = is_saved || tiers::is_on_disk(store);
-        if history.has_garbage && may_collect && ownership.check().is_ok() {
+        if history.has_garbage && self.may_collect(is_saved).is_ok() {
             history.has_garbage = false;
-            tiers::reclaim_and_report(store, is_over);
+            tiers::reclaim_and_report(&self.parts.store, &self.parts.is_over);
         }
+    }
+
+    /// Frees the space of snapshots that a command has deleted. Between two attempts: during one, the copy of device memory
+    /// may be in the packs of the newest snapshot.
+    #[must_use]
+    pub fn reclaim(&self, is_saved: bool) -> Reply {
+        let reclaim =
+            || tiers::reclaim_local(&self.parts.store, &self.parts.is_over).map_err(|e| e.to_string());
+        match self.may_collect(is_saved).and_then(|()| reclaim()) {
+            Ok(_) => Reply::Reclaimed,
+            Err(why) => {
+                tracing::warn!("the space of deleted snapshots is not free yet: {why}");
+                Reply::Error(why)
+            }
+        }
+    }
+
+    fn may_collect(&self, is_saved: bool) -> Result<(), String> {
+        if !is_saved && !tiers::is_on_disk(&self.parts.store) {
+            return Err("the next checkpoint may use what the last one has uploaded".to_owned());
+        }
+        self.parts.ownership.check().map_err(|error| error.to_string())
     }
 }

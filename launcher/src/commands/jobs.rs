@@ -473,12 +473,16 @@ pub fn output(job: &JobDir) -> Option<String> {
     }
 }
 
-/// Has the launcher of a running job free the space of deleted snapshots. Returns whether that is done: it waits until
-/// no snapshot is being stored.
-#[must_use]
-pub fn reclaim(job: &JobDir) -> bool {
-    let launcher = connect(job).ok().flatten();
-    launcher.is_some_and(|mut launcher| ask(&mut launcher, Request::Reclaim) == Some(Reply::Reclaimed))
+/// Has the launcher of a running job free the space of deleted snapshots, or says when that will be.
+pub fn reclaim(job: &JobDir) {
+    let reply = connect(job).ok().flatten().and_then(|mut launcher| ask(&mut launcher, Request::Reclaim));
+    let when = match reply {
+        Some(Reply::Reclaimed) => return,
+        Some(Reply::Progress(_)) => "once the checkpoint in progress is over".to_owned(),
+        Some(Reply::Error(why)) => format!("after the next checkpoint ({why})"),
+        _ => "after the next checkpoint: its launcher does not answer".to_owned(),
+    };
+    tracing::info!("the space of deleted snapshots of the job {} is free {when}", job.key());
 }
 
 /// For what the launcher of a job waits before the job runs.

@@ -108,7 +108,9 @@ fn prune_job(config: &Config, job: &JobDir, dry_run: bool) -> Result<JobOutcomes
     let store = tiers::open(&config.store, job)?;
     let home = home(job, &store)?;
     let mut outcomes = vec![prune_place(home, &store, &retention, None, dry_run)?];
-    if !dry_run {
+    // The launcher of a running job is not asked for nothing.
+    let is_asked_for = |deleted: &[SnapshotId]| !deleted.is_empty() || !job.is_locked();
+    if !dry_run && is_asked_for(&outcomes[0].deleted) {
         reclaim(config, &store, job)?;
     }
     let error = match prune_uploads(config, job, &store, &retention, &outcomes[0], dry_run) {

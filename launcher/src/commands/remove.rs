@@ -1,6 +1,6 @@
 //! `ckpt-run rm`: deletes snapshots, or complete jobs.
 
-use super::jobs::{self as running, jobs};
+use super::jobs::{jobs, reclaim as reclaim_of_running};
 use super::print;
 use super::snapshots::find_to_change;
 use crate::cli::args::RmArgs;
@@ -160,18 +160,17 @@ fn say_removed(id: &SnapshotId, job: &str, dry_run: bool) -> Result<()> {
     Ok(())
 }
 
-/// Reclaims the space of deleted snapshots. The launcher of a running job does that, after its next checkpoint at the
-/// latest.
+/// Reclaims the space of deleted snapshots. The launcher of a running job does that, between two checkpoints.
 ///
 /// # Errors
 /// When the store cannot be read or changed.
 pub fn reclaim(config: &Config, store: &Tiers, job: &JobDir) -> Result<()> {
     let _lock = match job.lock_for_maintenance() {
         Ok(lock) => lock,
+        // Another command, which reclaims it.
+        Err(OpenError::Locked { is_maintenance: true, .. }) => return Ok(()),
         Err(OpenError::Locked { .. }) => {
-            if !running::reclaim(job) {
-                tracing::info!("the space is free after the next checkpoint of the job {}", job.key());
-            }
+            reclaim_of_running(job);
             return Ok(());
         }
         Err(error) => return Err(error.into()),

@@ -3,7 +3,7 @@
 //! memory.
 
 use crate::sys::memory::{SPARE_BYTES, available_bytes, free_bytes_at};
-use ckpt_snapshot::size_text;
+use ckpt_snapshot::{is_in_memory, size_text};
 use rustix::fs::{AtFlags, CWD, MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::mount::{
@@ -90,8 +90,14 @@ impl Staging {
                     "{reason}, and the job's memory must not be on disk (--staging, --encrypt-key-file). Free memory, give ckpt-run the rights that `ckpt-run doctor` names, or allow it with --staging any"
                 ))
             })?;
+            let staging = Self::on_disk(on_disk)?;
+            // What is in memory after all needs as much there.
+            let wanted_bytes = match is_in_memory(on_disk)? {
+                true => needed_bytes.saturating_sub(SPARE_BYTES),
+                false => image_bytes,
+            };
             let free_bytes = free_bytes_at(on_disk)?;
-            if free_bytes < image_bytes {
+            if free_bytes < wanted_bytes {
                 return Err(io::Error::other(format!(
                     "{reason}. In {} there is room for {}. Free memory or space, or name another place (--store)",
                     on_disk.display(),
@@ -99,7 +105,7 @@ impl Staging {
                 )));
             }
             report_fallback(&reason);
-            Self::on_disk(on_disk)
+            Ok(staging)
         })
     }
 

@@ -55,7 +55,7 @@ pub fn all_sockets() -> Vec<PathBuf> {
 }
 
 impl ControlServer {
-    /// Listens for the job; `on_demand` is called for each request to the supervisor, in a thread of the caller's own. The caller must hold the job's lock:
+    /// Listens for the job; `on_demand` is called for each request to the supervisor. The caller must hold the job's lock:
     /// an existing socket is then the leftover of a dead launcher.
     ///
     /// # Errors

@@ -19,6 +19,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A request to the thread.
+enum Request {
+    Checkpoint(CheckpointRequest),
+    /// The space of deleted snapshots.
+    Reclaim(Answer),
+}
+
 struct CheckpointRequest {
     answer: Option<Answer>,
     after_dump: AfterDump,
@@ -37,7 +43,7 @@ mod final_snapshot {
 
 /// The thread.
 pub struct Checkpoints {
-    requests: Sender<CheckpointRequest>,
+    requests: Sender<Request>,
     thread: JoinHandle<()>,
     background: Arc<Background>,
     cancelled: Arc<AtomicBool>,
@@ -98,14 +104,23 @@ impl Checkpoints {
 
     /// Requests a snapshot; the result arrives as an [`Event::Attempted`].
     pub fn request(&self, answer: Option<Answer>, after_dump: AfterDump) {
+        self.send(Request::Checkpoint(CheckpointRequest { answer, after_dump, part: None }));
+    }
+
+    /// Requests the space of deleted snapshots, once the checkpoint in progress is over.
+    pub fn reclaim(&self, answer: Answer) {
+        self.send(Request::Reclaim(answer));
+    }
+
+    fn send(&self, request: Request) {
         // The thread runs until this is dropped.
-        let _ = self.requests.send(CheckpointRequest { answer, after_dump, part: None });
+        let _ = self.requests.send(request);
     }
 
     /// Requests this node's part of a snapshot; the result arrives as an [`Event::Attempted`].
     pub fn request_part(&self, part: PartAttempt) {
         let after_dump = AfterDump::KeepRunning;
-        let _ = self.requests.send(CheckpointRequest { answer: None, after_dump, part: Some(part) });
+        self.send(Request::Checkpoint(CheckpointRequest { answer: None, after_dump, part: Some(part) }));
     }
 
     /// Withdraws the request for the final snapshot. Returns false if that snapshot has already begun.
@@ -148,12 +163,22 @@ fn serve(
     checkpointer: &Checkpointer,
     files: FileHistory,
     failed: Option<FailedProcess>,
-    requests: &Receiver<CheckpointRequest>,
+    requests: &Receiver<Request>,
     events: &Sender<Event>,
     final_snapshot: &AtomicU8,
 ) {
     let mut history = AttemptHistory::new(files, failed);
-    while let Ok(CheckpointRequest { answer, after_dump, part }) = requests.recv() {
+    let mut is_saved = false;
+    while let Ok(request) = requests.recv() {
+        let CheckpointRequest { answer, after_dump, part } = match request {
+            Request::Checkpoint(request) => request,
+            Request::Reclaim(answer) => {
+                let reclaim = std::panic::AssertUnwindSafe(|| checkpointer.reclaim(is_saved));
+                // Without an answer, the caller hears that the job has ended.
+                let _ = std::panic::catch_unwind(reclaim).map(|reply| answer.send(reply));
+                continue;
+            }
+        };
         let is_final = after_dump != AfterDump::KeepRunning;
         let is_wanted = !is_final
             || final_snapshot.swap(final_snapshot::BEGUN, Ordering::SeqCst) != final_snapshot::WITHDRAWN;
@@ -172,7 +197,7 @@ fn serve(
         if let (Some(gate), Err(error)) = (gate, &result) {
             gate.fail(&error.to_string(), Blame::Node);
         }
-        let is_saved = result.is_ok();
+        is_saved = result.is_ok();
         if events.send(Event::Attempted { result, answer, after_dump }).is_err() {
             return;
         }

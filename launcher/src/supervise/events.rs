@@ -31,6 +31,8 @@ pub enum Event {
     Signal(i32),
     /// A command requests a snapshot.
     CheckpointRequested(Answer),
+    /// A command has deleted snapshots, and requests their space.
+    ReclaimRequested(Answer),
     /// The job is preempted or stopped: the reason, and the caller that waits for it.
     Preempt(String, Option<StopCall>),
     /// A process has lost its GPU state.

@@ -42,7 +42,7 @@ use crate::job::started_with;
 use crate::job::status::unix_ms;
 use crate::job::times::{self, Class};
 use crate::namespace;
-use crate::observe::control_server::{Answer, ControlServer, Demand};
+use crate::observe::control_server::{ControlServer, Demand};
 use crate::observe::metrics;
 use crate::observe::notify::{Address, Notifier};
 use crate::report::failure::{in_one_line, log_error, with_remedy};
@@ -65,7 +65,6 @@ use std::cell::Cell;
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Runs `argv` until it ends for good; returns the exit code.
@@ -323,15 +322,9 @@ impl<'a> Supervisor<'a> {
             return;
         }
         let events = self.context.events.clone();
-        let (store, ownership) =
-            (Arc::clone(&self.context.opened.store), Arc::clone(&self.context.claimed.ownership));
-        let on_demand = move |demand, answer: Answer| {
+        let on_demand = move |demand, answer| {
             let event = match demand {
-                // Beside what the supervisor does: a deletion waits until no snapshot is being stored.
-                Demand::Reclaim => {
-                    let _ = answer.send(services::reclaim(&store, &ownership));
-                    return;
-                }
+                Demand::Reclaim => Event::ReclaimRequested(answer),
                 Demand::Checkpoint => Event::CheckpointRequested(answer),
                 Demand::Stop { force } => {
                     Event::Preempt("`ckpt-run stop` was called".to_owned(), Some(StopCall { answer, force }))
@@ -525,7 +518,7 @@ impl<'a> Supervisor<'a> {
                     let _ = call.map(|call| call.answer.send(Reply::Stopped(stopped)));
                     break EXIT_PREEMPTED;
                 }
-                Ok(Event::CheckpointRequested(answer)) => {
+                Ok(Event::CheckpointRequested(answer) | Event::ReclaimRequested(answer)) => {
                     let reply = "the job is not running: it failed, and is being restarted";
                     let _ = answer.send(Reply::Error(reply.to_owned()));
                 }

@@ -8,27 +8,22 @@ use crate::cluster::Cluster;
 use crate::files::rules::FileRules;
 use crate::job::claim::ClaimedJob;
 use crate::job::journal::{Entry, EventKind};
-use crate::job::ownership::Ownership;
 use crate::job::status::SharedStatus;
 use crate::job::times;
 use crate::namespace::stdio;
 use crate::persist::copier::CopyParts;
 use crate::persist::memory::Persister;
 use crate::persist::upload::Uploader;
-use crate::store::tiers;
-use crate::sys::background::Background;
 use crate::sys::path_text::text_path;
 use crate::sys::runtime_dir;
 use anyhow::{Context as _, Result};
 use ckpt_object_medium::StoreUrl;
-use ckpt_protocol::control::Reply;
-use ckpt_snapshot::Tiers;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 /// What stays the same over all sessions of the job.
@@ -132,22 +127,6 @@ impl<'a> RunContext<'a> {
             }
             _ => Ok(()),
         }
-    }
-}
-
-/// Frees the space of deleted snapshots for a caller, in a thread of the caller's own. Not in an object store: the next
-/// attempt reuses what one that failed has uploaded.
-pub(super) fn reclaim(store: &Tiers, ownership: &Ownership) -> Reply {
-    if !tiers::is_on_disk(store) {
-        return Reply::Error("the space in the object store is free after the next checkpoint".to_owned());
-    }
-    if let Err(error) = ownership.check() {
-        return Reply::Error(error.to_string());
-    }
-    Background::default().enter();
-    match tiers::reclaim_local(store, &AtomicBool::new(false)) {
-        Ok(_) => Reply::Reclaimed,
-        Err(error) => Reply::Error(error.to_string()),
     }
 }
 

@@ -176,6 +176,7 @@ impl<'a> JobSession<'a> {
                 Some(Event::CheckpointRequested(answer)) => {
                     self.request_checkpoint(Some(answer), AfterDump::KeepRunning);
                 }
+                Some(Event::ReclaimRequested(answer)) => self.checkpoints.reclaim(answer),
                 Some(Event::Preempt(why, call)) => self.preempt(&why, call, None),
                 Some(Event::Lost(loss)) => self.end_after_loss(loss),
                 Some(Event::Hung(hang)) => self.end_hung(hang),

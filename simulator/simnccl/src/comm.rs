@@ -248,7 +248,13 @@ impl Comm {
     /// # Errors
     /// When nothing can be queued.
     pub(crate) fn has_to_meet(&self, calls: &[(Call, Stream)]) -> Result<bool> {
-        self.error()?;
+        self.error().map_err(|error| match error {
+            Error::InProgress => {
+                warn("a communicator is used while it is in progress");
+                Error::InvalidArgument
+            }
+            error => error,
+        })?;
         if self.is_finalized.load(Ordering::Acquire) {
             // As NCCL 2.28.9, which is killed by SIGSEGV then.
             eprintln!("simnccl: a call on a communicator that is finalized");
@@ -271,7 +277,10 @@ impl Comm {
             let queued = cuda::make_current(comm.context)
                 .and_then(|()| comm.meet(&calls))
                 .and_then(|()| comm.enqueue(&calls));
-            comm.state.store(queued.map_or_else(|error| error as u32, |()| SUCCESS), Ordering::Release);
+            let state = queued.map_or_else(|error| error as u32, |()| SUCCESS);
+            // What an abort has set meanwhile stays.
+            let (present, order) = (Error::InProgress as u32, Ordering::AcqRel);
+            let _ = comm.state.compare_exchange(present, state, order, Ordering::Acquire);
         };
         std::thread::Builder::new().name("simnccl-group".into()).spawn(work)?;
         Ok(())
@@ -322,6 +331,10 @@ impl Comm {
         if self.is_finalized.swap(true, Ordering::AcqRel) {
             return Err(Error::InvalidArgument);
         }
+        while self.connected.get().is_some() && self.state.load(Ordering::Acquire) == Error::InProgress as u32
+        {
+            std::thread::sleep(POLL_INTERVAL);
+        }
         if let Some(connected) = self.connected.get() {
             connected.works.lock().wait_for_all(&connected.control, None);
             if let Some(proxy) = &connected.transport.proxy {
@@ -343,9 +356,8 @@ impl Comm {
             connected.bootstrap.abort();
             connected.stop();
             self.state.store(Error::InvalidUsage as u32, Ordering::Release);
-            self.is_finalized.store(true, Ordering::Release);
         }
-        if !self.is_finalized.load(Ordering::Acquire) {
+        if !aborts && !self.is_finalized.load(Ordering::Acquire) {
             self.finalize()?;
         }
         self.windows.warn_of_rest();

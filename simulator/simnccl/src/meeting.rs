@@ -70,7 +70,8 @@ impl Meeting {
     /// Waits for the ranks that these calls need for the first time.
     ///
     /// # Errors
-    /// `ncclRemoteError` if one of them has ended, and `ncclInvalidUsage` after an abort.
+    /// `ncclRemoteError` if one of them has ended before, and `ncclInvalidUsage` after an abort. One that ends meanwhile is
+    /// waited for.
     pub(crate) fn meet(&self, bootstrap: &Bootstrap, calls: &[Call]) -> Result {
         let mut met = self.met.lock();
         if calls.iter().any(|call| self.needs_all(call, &met)) {

@@ -108,7 +108,9 @@ fn a_store_in_memory_takes_no_more_than_the_limit_leaves() {
         return ckpt_test_skip::skip("no cgroups with limits of memory can be made");
     };
     let sandbox = Sandbox::new();
-    let store = tempfile::tempdir_in("/dev/shm").unwrap();
+    let Ok(store) = tempfile::tempdir_in("/dev/shm") else {
+        return ckpt_test_skip::skip("there is no /dev/shm");
+    };
     let (python, store) = (python(), store.path().join("store"));
     let words = ["--keep", "9", "--store", store.to_str().unwrap(), "--"];
     let argv = [python.to_str().unwrap(), "-c", NOISE, &NOISE_MIB.to_string()];
@@ -128,7 +130,9 @@ fn a_store_in_memory_takes_no_more_than_the_limit_leaves() {
         fs::write(sandbox.path().join(format!("step-{step}")), "").unwrap();
     }
     let refused = refused.expect("nine snapshots do not fit");
-    assert!(refused.contains("free") && refused.contains("--keep"), "{refused}");
+    // For its images, or for the snapshot.
+    assert!(refused.contains("free") && refused.contains("--store"), "{refused}");
+    assert!(sandbox.path().join("step-1").exists(), "the first one fits: {refused}");
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert_eq!(sandbox.read("job.out"), format!("{NOISE_MIB}\n"), "it was not killed");

@@ -93,7 +93,7 @@ impl Supervisor<'_> {
                 let _ = call.map(|call| call.answer.send(Reply::Stopped(stopped)));
                 cluster.stop(why, StopHow::Preempt);
             }
-            Event::CheckpointRequested(answer) => {
+            Event::CheckpointRequested(answer) | Event::ReclaimRequested(answer) => {
                 let reply = "the job is not running: it failed, and is being restarted";
                 let _ = answer.send(Reply::Error(reply.to_owned()));
             }
