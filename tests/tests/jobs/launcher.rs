@@ -241,24 +241,63 @@ fn other_commands_list_and_delete_snapshots() {
     assert_eq!(said.matches("is reclaimed").count(), 1, "{said}");
 }
 
+/// A job whose memory is new at each snapshot.
+const NOISE: &str =
+    "until [ -e go ]; do noise=$(head -c 3000000 /dev/urandom | base64); : > ready; sleep 0.05; done";
+
+/// The second snapshot of a job, and the packs that it has added.
+fn second_snapshot(job: &mut Running, sandbox: &Sandbox) -> (String, Vec<PathBuf>) {
+    until_ready(job, sandbox);
+    job.checkpoint(sandbox);
+    let before = packs::objects(sandbox);
+    let id = job.checkpoint(sandbox);
+    let mut own = packs::objects(sandbox);
+    own.retain(|path| path.extension().is_some_and(|kind| kind == "pack") && !before.contains(path));
+    assert!(!own.is_empty());
+    (id, own)
+}
+
 /// Its launcher frees the space at once: the next checkpoint may need it.
 #[test]
 fn a_snapshot_that_is_deleted_while_its_job_runs_takes_no_space() {
     let sandbox = Sandbox::new();
-    let script =
-        "until [ -e go ]; do noise=$(head -c 3000000 /dev/urandom | base64); : > ready; sleep 0.05; done";
-    let mut job = sandbox.start("job", ["--keep", "9", "--", "sh", "-c", script]);
-    until_ready(&mut job, &sandbox);
-    job.checkpoint(&sandbox);
-    let before = packs::objects(&sandbox);
-    let id = job.checkpoint(&sandbox);
-    let mut own = packs::objects(&sandbox);
-    own.retain(|path| path.extension().is_some_and(|kind| kind == "pack") && !before.contains(path));
-    assert!(!own.is_empty());
+    let mut job = sandbox.start("job", ["--keep", "9", "--", "sh", "-c", NOISE]);
+    let (id, own) = second_snapshot(&mut job, &sandbox);
     job.checkpoint(&sandbox);
     sandbox.ok(["rm", &id]);
     assert!(!own.iter().all(|pack| pack.exists()), "all packs are there");
     job.checkpoint(&sandbox);
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0);
+    sandbox.verify_all();
+}
+
+/// The command does not wait for the checkpoint, after which the space is free.
+#[test]
+fn a_snapshot_that_is_deleted_during_a_checkpoint_takes_no_space_afterwards() {
+    let sandbox = Sandbox::new();
+    let hold = sandbox.path().join("hold");
+    fs::write(&hold, "").unwrap();
+    let mut command = sandbox.command(["--keep", "9", "--", "sh", "-c", NOISE]);
+    command.env("CKPT_FAULT", format!("save-before-commit@3=hold:{}", hold.display()));
+    let mut job = sandbox.start_command("job", command);
+    let (id, own) = second_snapshot(&mut job, &sandbox);
+    std::thread::scope(|scope| {
+        let saved = scope.spawn(|| sandbox.ok(["checkpoint"]));
+        until("the third snapshot is stored", || {
+            job.said().contains("fault point save-before-commit").then_some(())
+        });
+        let removed = sandbox.call(["rm", &id]);
+        let said = String::from_utf8_lossy(&removed.stderr);
+        assert!(
+            removed.status.success() && said.contains("once the checkpoint in progress is over"),
+            "{said}"
+        );
+        assert!(own.iter().all(|pack| pack.exists()), "the checkpoint may use them");
+        fs::remove_file(&hold).unwrap();
+        saved.join().expect("no panic");
+    });
+    until("a pack is gone", || (!own.iter().all(|pack| pack.exists())).then_some(()));
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0);
     sandbox.verify_all();
