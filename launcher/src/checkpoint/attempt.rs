@@ -28,6 +28,7 @@ use crate::job::status::unix_ms;
 use crate::namespace::{NamespaceError, Survey};
 use crate::store::tiers;
 use crate::sys::host;
+use crate::sys::memory;
 use crate::sys::path_text::shown;
 use ckpt_protocol::control::{CutTime, Phase, Saved};
 use ckpt_snapshot::{
@@ -313,6 +314,8 @@ impl Attempt<'_> {
             return Ok((writer, true));
         }
         let home = store.tier(tiers::home(store)).expect("every store has it");
+        // The images come first.
+        let _reserved = memory::reserve(staged_bytes);
         Ok((home.store().begin(id, needed_bytes)?, false))
     }
 

@@ -6,6 +6,7 @@ use procfs_core::{FromRead, Meminfo, ProcessCGroup, ProcessCGroups};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory to leave free for other processes.
 pub const SPARE_BYTES: u64 = 256 << 20;
@@ -33,7 +34,27 @@ pub fn free_bytes_at(path: &Path) -> io::Result<u64> {
     if !ckpt_snapshot::is_in_memory(path)? {
         return Ok(free_bytes);
     }
-    Ok(free_bytes.min(available_bytes()?.saturating_sub(SPARE_BYTES)))
+    let taken_bytes = SPARE_BYTES.saturating_add(RESERVED_BYTES.load(Ordering::Relaxed));
+    Ok(free_bytes.min(available_bytes()?.saturating_sub(taken_bytes)))
+}
+
+/// Memory that is about to be allocated, bytes.
+static RESERVED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Memory that [`free_bytes_at`] does not count as free, until this is dropped.
+#[must_use]
+pub struct Reserved(u64);
+
+/// Reserves memory that is about to be allocated.
+pub fn reserve(bytes: u64) -> Reserved {
+    RESERVED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+    Reserved(bytes)
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        RESERVED_BYTES.fetch_sub(self.0, Ordering::Relaxed);
+    }
 }
 
 /// The cgroups that limit the memory, each with the directory at which what can be seen of its hierarchy begins. Where both
@@ -88,6 +109,14 @@ mod tests {
     #[test]
     fn available_memory_can_be_read() {
         assert!(available_bytes().unwrap() > 1 << 20);
+    }
+
+    #[test]
+    fn what_is_reserved_counts_until_it_is_dropped() {
+        let reserved = [reserve(7), reserve(5)];
+        assert_eq!(RESERVED_BYTES.load(Ordering::Relaxed), 12);
+        drop(reserved);
+        assert_eq!(RESERVED_BYTES.load(Ordering::Relaxed), 0);
     }
 
     #[test]
