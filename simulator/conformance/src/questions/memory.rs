@@ -292,6 +292,46 @@ pub(super) fn bandwidth() -> Result<String> {
     Ok(lines.join("; "))
 }
 
+/// A checkpoint unpins the copy of device memory while the job is paused.
+pub(super) fn pinning_by_threads() -> Result<String> {
+    const PIECES: usize = 16;
+    gpu::start()?;
+    let most_bytes = (gpu::free_bytes()? / 32).clamp(16 << 20, 4 << 30);
+    let piece_bytes = (most_bytes / PIECES) & !0xfff;
+    let start = shared_memory(piece_bytes * PIECES)?.expose_provenance();
+    let mut context = std::ptr::null_mut();
+    ok!(cuCtxGetCurrent(&raw mut context));
+    let context = context.expose_provenance();
+    let timed = |threads: usize, registers: bool| -> Result<u128> {
+        let work = |first: usize| -> Result {
+            ok!(cuCtxSetCurrent(std::ptr::with_exposed_provenance_mut(context)));
+            for piece in (first..PIECES).step_by(threads) {
+                let memory = std::ptr::with_exposed_provenance_mut(start + piece * piece_bytes);
+                match registers {
+                    true => ok!(cuMemHostRegister_v2(memory, piece_bytes, 0)),
+                    false => ok!(cuMemHostUnregister(memory)),
+                }
+            }
+            Ok(())
+        };
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..threads).map(|first| scope.spawn(move || work(first))).collect();
+            all.into_iter()
+                .try_for_each(|one| one.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
+        })?;
+        Ok(begun.elapsed().as_millis())
+    };
+    let mut lines = vec![format!("{} bytes in {PIECES} pieces", piece_bytes * PIECES)];
+    for threads in [1, 4, PIECES] {
+        let (registered_ms, unregistered_ms) = (timed(threads, true)?, timed(threads, false)?);
+        lines.push(format!(
+            "by {threads} threads: registered in {registered_ms} ms, unregistered in {unregistered_ms} ms"
+        ));
+    }
+    Ok(lines.join("; "))
+}
+
 /// A mapping of a memfd with all its pages present. It stays until the process ends.
 fn shared_memory(size_bytes: usize) -> Result<*mut c_void> {
     use rustix::mm::{MapFlags, ProtFlags};

@@ -97,6 +97,11 @@ pub const CHECKS: &[Check] = &[
         "copy speed of cuMemHostAlloc, of a memfd with cuMemHostRegister, and pageable",
         memory::bandwidth,
     ),
+    question(
+        "question/pinning-by-threads",
+        "how long it takes to register memory in pieces, and to unregister it, by one thread and by several",
+        memory::pinning_by_threads,
+    ),
     question("question/what-waits", "which calls wait for a running kernel", waits::what_waits),
     question(
         "question/checkpoint-empty",
