@@ -18,7 +18,7 @@ use crate::persist::memory::Persister;
 use crate::persist::upload::Uploader;
 use crate::store::tiers;
 use crate::sys::background::Background;
-use ckpt_protocol::control::{Reply, Saved};
+use ckpt_protocol::control::Saved;
 use ckpt_snapshot::{FailedProcess, JobDir, JobIdentity, JobLock, Listed, Retention, SnapshotId, Tiers};
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -27,6 +27,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+/// Why garbage is not collected.
+pub const GIVES_WAY: &str = "a checkpoint comes first";
 
 /// What a [`Checkpointer`] works with.
 pub struct CheckpointerParts {
@@ -68,8 +71,8 @@ pub struct CheckpointerParts {
     pub cancelled: Arc<AtomicBool>,
     /// Set when the job has ended or is being ended with a last snapshot: another one is not waited for.
     pub is_ending: Arc<AtomicBool>,
-    /// Set when the job session ends: garbage collection stops.
-    pub is_over: Arc<AtomicBool>,
+    /// Set when the last snapshot is requested, or the job session ends: garbage collection stops.
+    pub gives_way: Arc<AtomicBool>,
     /// The priority of the thread that takes the snapshots.
     pub priority: Arc<Background>,
 }
@@ -80,7 +83,7 @@ pub struct AttemptHistory {
     /// The job's files at the last committed snapshot.
     pub(super) files: FileHistory,
     /// Snapshots were removed, and the data that only they needed is still in the store.
-    pub(super) has_garbage: bool,
+    pub has_garbage: bool,
     /// The snapshots in the store after the last commit.
     stored: HashSet<SnapshotId>,
     /// Whether copying memory before the dump has paid.
@@ -168,28 +171,23 @@ impl Checkpointer {
         self.parts.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Collects garbage that earlier attempts have left, while no attempt is waiting. `is_saved` is whether the last
-    /// attempt succeeded.
-    pub fn collect_garbage(&self, history: &mut AttemptHistory, is_saved: bool) {
-        if history.has_garbage && self.may_collect(is_saved).is_ok() {
-            history.has_garbage = false;
-            tiers::reclaim_and_report(&self.parts.store, &self.parts.is_over);
+    /// Collects garbage that earlier attempts or commands have left. `is_saved` is whether the last attempt succeeded. Between
+    /// two attempts: during one, the copy of device memory may be in the packs of the newest snapshot.
+    ///
+    /// # Errors
+    /// Why there is some left, for people.
+    pub fn collect_garbage(&self, history: &mut AttemptHistory, is_saved: bool) -> Result<(), String> {
+        if !history.has_garbage {
+            return Ok(());
         }
-    }
-
-    /// Frees the space of snapshots that a command has deleted. Between two attempts: during one, the copy of device memory
-    /// may be in the packs of the newest snapshot.
-    #[must_use]
-    pub fn reclaim(&self, is_saved: bool) -> Reply {
-        let reclaim =
-            || tiers::reclaim_local(&self.parts.store, &self.parts.is_over).map_err(|e| e.to_string());
-        match self.may_collect(is_saved).and_then(|()| reclaim()) {
-            Ok(_) => Reply::Reclaimed,
-            Err(why) => {
-                tracing::warn!("the space of deleted snapshots is not free yet: {why}");
-                Reply::Error(why)
-            }
+        self.may_collect(is_saved)?;
+        let CheckpointerParts { store, gives_way, .. } = &self.parts;
+        let collected = tiers::reclaim_and_report(store, gives_way);
+        if gives_way.load(Ordering::SeqCst) {
+            return Err(GIVES_WAY.to_owned());
         }
+        history.has_garbage = false;
+        collected.map_err(|error| error.to_string())
     }
 
     fn may_collect(&self, is_saved: bool) -> Result<(), String> {

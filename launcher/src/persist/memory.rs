@@ -257,7 +257,8 @@ impl Shared {
                 Ok(ownership.before_deletion(ids)?)
             })
         {
-            tiers::reclaim_and_report(store, &control.is_ending);
+            // The next one tries again.
+            let _ = tiers::reclaim_and_report(store, &control.is_ending);
         }
         Ok(())
     }

@@ -216,15 +216,18 @@ pub fn reclaim_local(store: &Tiers, cancel: &AtomicBool) -> Result<Reclaimed, Sa
 }
 
 /// [`reclaim_local`] with the result logged.
-pub fn reclaim_and_report(store: &Tiers, cancel: &AtomicBool) {
-    match reclaim_local(store, cancel) {
-        Ok(done) => tracing::debug!(
-            "garbage collection freed {} bytes of the store, and rewrote {}",
-            done.freed_bytes,
-            done.moved_bytes
-        ),
-        Err(error) => tracing::warn!("garbage collection of the store failed: {error}"),
-    }
+///
+/// # Errors
+/// When a step fails.
+pub fn reclaim_and_report(store: &Tiers, cancel: &AtomicBool) -> Result<(), SaveError> {
+    let done = reclaim_local(store, cancel)
+        .inspect_err(|error| tracing::warn!("garbage collection of the store failed: {error}"))?;
+    tracing::debug!(
+        "garbage collection freed {} bytes of the store, and rewrote {}",
+        done.freed_bytes,
+        done.moved_bytes
+    );
+    Ok(())
 }
 
 /// The snapshots in the store that `retention` does not keep, oldest first.

@@ -3,7 +3,7 @@
 use super::events::Event;
 use super::services::RunContext;
 use crate::checkpoint::attempt::{AfterDump, AttemptError, Destination};
-use crate::checkpoint::checkpointer::{AttemptHistory, Checkpointer, CheckpointerParts};
+use crate::checkpoint::checkpointer::{AttemptHistory, Checkpointer, CheckpointerParts, GIVES_WAY};
 use crate::checkpoint::nodes::PartAttempt;
 use crate::checkpoint::running_job::RunningJob;
 use crate::files::history::FileHistory;
@@ -11,6 +11,7 @@ use crate::observe::control_server::Answer;
 use crate::sys::background::Background;
 use anyhow::{Context, Result};
 use ckpt_cluster::Blame;
+use ckpt_protocol::control::Reply;
 use ckpt_snapshot::FailedProcess;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::sync::Arc;
@@ -23,6 +24,8 @@ enum Request {
     Checkpoint(CheckpointRequest),
     /// The space of deleted snapshots.
     Reclaim(Answer),
+    /// The job session ends.
+    End,
 }
 
 struct CheckpointRequest {
@@ -48,7 +51,7 @@ pub struct Checkpoints {
     background: Arc<Background>,
     cancelled: Arc<AtomicBool>,
     is_ending: Arc<AtomicBool>,
-    is_over: Arc<AtomicBool>,
+    gives_way: Arc<AtomicBool>,
     /// See [`final_snapshot`].
     final_snapshot: Arc<AtomicU8>,
 }
@@ -62,7 +65,7 @@ impl Checkpoints {
         if let Some(agents) = &job.agents {
             agents.set_mirror_mode(shared.config.mirror);
         }
-        let [cancelled, is_ending, is_over] = std::array::from_fn(|_| Arc::<AtomicBool>::default());
+        let [cancelled, is_ending, gives_way] = std::array::from_fn(|_| Arc::<AtomicBool>::default());
         let background = Arc::<Background>::default();
         let checkpointer = Checkpointer::new(CheckpointerParts {
             job: Arc::clone(job),
@@ -84,10 +87,11 @@ impl Checkpoints {
             persister: shared.persister.clone(),
             cancelled: Arc::clone(&cancelled),
             is_ending: Arc::clone(&is_ending),
-            is_over: Arc::clone(&is_over),
+            gives_way: Arc::clone(&gives_way),
             priority: Arc::clone(&background),
         });
         let (requests, inbox) = unbounded();
+        let garbage = Arc::clone(&gives_way);
         let final_snapshot = Arc::new(AtomicU8::new(final_snapshot::PENDING));
         let failed = job.failed_process.clone();
         let (priority, state, events) =
@@ -95,11 +99,12 @@ impl Checkpoints {
         let work = move || {
             // The job has priority over storing its snapshots.
             priority.enter();
+            let inbox = Inbox { requests: inbox, gives_way: garbage };
             serve(&checkpointer, files, failed, &inbox, &events, &state);
         };
         let thread = std::thread::Builder::new().name("checkpointer".to_owned()).spawn(work);
         let thread = thread.context("cannot start the checkpointing thread")?;
-        Ok(Self { requests, thread, background, cancelled, is_ending, is_over, final_snapshot })
+        Ok(Self { requests, thread, background, cancelled, is_ending, gives_way, final_snapshot })
     }
 
     /// Requests a snapshot; the result arrives as an [`Event::Attempted`].
@@ -113,8 +118,17 @@ impl Checkpoints {
     }
 
     fn send(&self, request: Request) {
+        let is_last = match &request {
+            Request::Checkpoint(request) => request.after_dump != AfterDump::KeepRunning,
+            Request::Reclaim(_) => false,
+            Request::End => true,
+        };
         // The thread runs until this is dropped.
         let _ = self.requests.send(request);
+        // In this order: see `Inbox::is_idle`.
+        if is_last {
+            self.gives_way.store(true, Ordering::SeqCst);
+        }
     }
 
     /// Requests this node's part of a snapshot; the result arrives as an [`Event::Attempted`].
@@ -150,8 +164,7 @@ impl Checkpoints {
 
     /// Ends the thread once all requests are served, and waits for that, for `limit` at most.
     pub fn end(self, limit: Option<Duration>) {
-        self.is_over.store(true, Ordering::Relaxed);
-        drop(self.requests);
+        self.send(Request::End);
         let deadline = limit.map(|limit| Instant::now() + limit);
         while !self.thread.is_finished() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
             std::thread::sleep(Duration::from_millis(1));
@@ -159,25 +172,56 @@ impl Checkpoints {
     }
 }
 
+/// The requests, as the thread sees them.
+struct Inbox {
+    requests: Receiver<Request>,
+    /// Garbage collection stops.
+    gives_way: Arc<AtomicBool>,
+}
+
+impl Inbox {
+    /// Whether nothing is requested, so that garbage collection may begin. The request for the last snapshot of the session,
+    /// and its end, stop it from now on.
+    fn is_idle(&self) -> bool {
+        self.gives_way.store(false, Ordering::SeqCst);
+        self.requests.is_empty()
+    }
+}
+
+/// Garbage collection has time. It begins while nothing is requested, and gives way to the last snapshot.
+fn collect(
+    checkpointer: &Checkpointer,
+    history: &mut AttemptHistory,
+    inbox: &Inbox,
+    is_saved: bool,
+) -> Result<(), String> {
+    if !inbox.is_idle() {
+        return Err(GIVES_WAY.to_owned());
+    }
+    let collect = std::panic::AssertUnwindSafe(|| checkpointer.collect_garbage(history, is_saved));
+    std::panic::catch_unwind(collect).unwrap_or_else(|_| Err("garbage collection has crashed".to_owned()))
+}
+
 fn serve(
     checkpointer: &Checkpointer,
     files: FileHistory,
     failed: Option<FailedProcess>,
-    requests: &Receiver<Request>,
+    inbox: &Inbox,
     events: &Sender<Event>,
     final_snapshot: &AtomicU8,
 ) {
     let mut history = AttemptHistory::new(files, failed);
     let mut is_saved = false;
-    while let Ok(request) = requests.recv() {
+    while let Ok(request) = inbox.requests.recv() {
         let CheckpointRequest { answer, after_dump, part } = match request {
             Request::Checkpoint(request) => request,
             Request::Reclaim(answer) => {
-                let reclaim = std::panic::AssertUnwindSafe(|| checkpointer.reclaim(is_saved));
-                // Without an answer, the caller hears that the job has ended.
-                let _ = std::panic::catch_unwind(reclaim).map(|reply| answer.send(reply));
+                history.has_garbage = true;
+                let collected = collect(checkpointer, &mut history, inbox, is_saved);
+                let _ = answer.send(collected.map_or_else(Reply::Error, |()| Reply::Reclaimed));
                 continue;
             }
+            Request::End => return,
         };
         let is_final = after_dump != AfterDump::KeepRunning;
         let is_wanted = !is_final
@@ -201,11 +245,11 @@ fn serve(
         if events.send(Event::Attempted { result, answer, after_dump }).is_err() {
             return;
         }
-        // Garbage collection has time: it waits for no request, and no request waits for it.
-        if requests.is_empty() && !is_final && !checkpointer.is_cancelled() {
-            let collect =
-                std::panic::AssertUnwindSafe(|| checkpointer.collect_garbage(&mut history, is_saved));
-            let _ = std::panic::catch_unwind(collect);
+        if !is_final
+            && !checkpointer.is_cancelled()
+            && let Err(why) = collect(checkpointer, &mut history, inbox, is_saved)
+        {
+            tracing::debug!("garbage is left in the store: {why}");
         }
     }
 }

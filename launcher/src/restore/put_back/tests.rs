@@ -549,7 +549,7 @@ fn a_file_beyond_the_budget_that_changes_in_place_is_named() {
     let named: Vec<_> = second.inventory.uncovered.iter().collect();
     let [(path, why)] = named[..] else { panic!("{named:?}") };
     assert!(path.ends_with("/work/database"), "{path}");
-    assert_eq!(why, "it has 15 bytes, and --files-budget is 10");
+    assert_eq!(why, "it has 15 B, and --files-budget is 10 B");
 }
 
 /// A reflink is used as long as nobody has written to it, also if it has its old length and time of the content.
