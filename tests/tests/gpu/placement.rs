@@ -64,7 +64,7 @@ fn device_memory_that_is_short_for_too_long_ends_the_job() {
         taken_while_away(job, &running, hog, |_| ());
         assert_eq!(running.wait(), LAUNCHER_FAILED, "{}", running.said());
         let said = running.said();
-        assert!(said.contains("its GPU state was lost") && said.contains("are needed to restore"), "{said}");
+        assert!(said.contains("its GPU state was lost") && said.contains("is needed to restore"), "{said}");
         assert!(!said.contains("cuCheckpointProcessRestore failed"), "{said}");
         hog.ends();
         let mut again = job.resume();
