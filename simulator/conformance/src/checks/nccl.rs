@@ -1,6 +1,7 @@
 //! NCCL: ranks that are processes, over each kind of transport. Sources are NCCL's user guide ("NCCL API", "Environment
 //! Variables") and its public header.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use cuda_abi::types::*;
@@ -609,21 +610,38 @@ fn first_calls(rank: &Rank) -> Result {
     end(comm)
 }
 
+/// A file by which one rank lets another one go on.
+struct Signal(PathBuf);
+
+impl Signal {
+    fn of(rank: &Rank) -> Self {
+        Self(std::env::temp_dir().join(format!("conformance-signal-{}", &rank.id.hex()[..96])))
+    }
+
+    fn give(&self) -> Result {
+        std::fs::write(&self.0, "").map_err(failure)
+    }
+
+    fn wait(&self) -> Result {
+        while !self.0.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::fs::remove_file(&self.0).map_err(failure)
+    }
+}
+
 /// The other rank begins when this one has looked.
 fn missing_peer(rank: &Rank) -> Result {
     let (comm, stream, word) = connected(rank)?;
-    let looked = std::env::temp_dir().join(format!("conformance-looked-{}", &rank.id.hex()[..96]));
+    let looked = Signal::of(rank);
     if rank.rank == 1 {
-        while !looked.exists() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        std::fs::remove_file(&looked).map_err(failure)?;
+        looked.wait()?;
     }
     nccl_ok!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
     if rank.rank == 0 {
         std::thread::sleep(Duration::from_millis(200));
         let is_early = is_done(stream)?;
-        std::fs::write(&looked, "").map_err(failure)?;
+        looked.give()?;
         ensure!(!is_early, "the collective is done without its peer");
     }
     synchronized(stream)?;
@@ -782,11 +800,15 @@ fn mismatch(rank: &Rank) -> Result {
 
 fn dead_peer(rank: &Rank) -> Result {
     let (comm, stream, word) = connected(rank)?;
+    // Its memory is needed until both have done the first one.
+    let is_connected = Signal::of(rank);
     if rank.rank == 1 {
+        is_connected.wait()?;
         say("rank 1 ended".to_owned());
         // Without a word to the others, as if it had been killed: the answer is printed when it is all over.
         return Ok(());
     }
+    is_connected.give()?;
     // The end of the peer may be noticed before the call.
     let code = nc!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream));
     let fate = if code == 0 { fate(comm, stream)? } else { format!("error {code} of the call") };
