@@ -131,9 +131,9 @@ pub fn taken_in(log: &str) -> Option<PathBuf> {
 
 /// Deletes the links that killed dumps and restores have left in a directory of the job, whose root is `root`: those of this
 /// user's files that have another name, and that no process outside of the job uses. In `/dev/shm` they need no other
-/// name if nothing else is dumped or restored: a job that is resumed puts its files back as new ones, and a snapshot has their content. Nothing may dump the job
-/// meanwhile, and without a lock nothing is deleted. Whether there are some that others use: the processes of a job that
-/// was killed may be about to end.
+/// name if nothing else is dumped or restored: a job that is resumed puts its files back as new ones, and a snapshot has
+/// their content. Nothing may dump the job meanwhile, and without a lock nothing is deleted. Whether there are some that
+/// others use: the processes of a job that was killed may be about to end.
 pub fn remove_left(dir: &Path, root: &Path, init_pid: i32, lock: &NamesLock) -> bool {
     let Ok(entries) = fs::read_dir(inside(root, dir)) else { return false };
     let is_alone = lock.is_exclusive && is_shared_memory(&path_text(dir.join("any")));

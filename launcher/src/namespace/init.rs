@@ -427,12 +427,11 @@ fn send_signal(pid: i32, group: bool, signal: i32) -> io::Result<()> {
     if pid == -1 {
         // All processes but this one. If there are none, the job has just ended.
         // SAFETY: a plain system call on integers.
-        return match unsafe { libc::kill(-1, signal) } {
-            0 => Ok(()),
-            _ => Some(io::Error::last_os_error())
-                .filter(|error| error.raw_os_error() != Some(libc::ESRCH))
-                .map_or(Ok(()), Err),
-        };
+        if unsafe { libc::kill(-1, signal) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::ESRCH) { Ok(()) } else { Err(error) };
     }
     let pid =
         Pid::from_raw(pid).filter(|pid| pid.as_raw_nonzero().get() > 1).ok_or(io::ErrorKind::InvalidInput)?;
