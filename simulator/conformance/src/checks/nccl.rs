@@ -115,16 +115,20 @@ pub const CHECKS: &[Check] = &[
         "two ranks on one device are an invalid usage (source: user guide)",
         || run("duplicate", 2, &[(SHARES_GPUS, "0")]),
     ),
-    question("question/nccl-first-calls", "how long calls of NCCL take whose peer comes 200 ms late", || {
-        // What rank 0 has measured, whose peer is late.
-        let said = |variables: &[_]| Ok(ask("first-calls", 2, variables)?.swap_remove(0));
-        let (usual, sockets) = (said(&[])?, said(SOCKETS)?);
-        let (no_cumem, at_init) =
-            (said(&[("NCCL_CUMEM_ENABLE", "0")])?, said(&[("NCCL_RUNTIME_CONNECT", "0")])?);
-        Ok(format!(
-            "{usual}; over sockets: {sockets}; NCCL_CUMEM_ENABLE=0: {no_cumem}; NCCL_RUNTIME_CONNECT=0: {at_init}"
-        ))
-    }),
+    question(
+        "question/nccl-first-calls",
+        "how long calls of NCCL take whose peer comes 200 ms late, and what they take of device memory",
+        || {
+            // What rank 0 has measured, whose peer is late.
+            let said = |variables: &[_]| Ok(ask("first-calls", 2, variables)?.swap_remove(0));
+            let (usual, sockets) = (said(&[])?, said(SOCKETS)?);
+            let (no_cumem, at_init) =
+                (said(&[("NCCL_CUMEM_ENABLE", "0")])?, said(&[("NCCL_RUNTIME_CONNECT", "0")])?);
+            Ok(format!(
+                "{usual}; over sockets: {sockets}; NCCL_CUMEM_ENABLE=0: {no_cumem}; NCCL_RUNTIME_CONNECT=0: {at_init}"
+            ))
+        },
+    ),
     question("question/nccl-mismatch", "what a rank reports whose peer calls another collective", || {
         answers("mismatch", &[])
     }),
@@ -572,20 +576,29 @@ fn connected(rank: &Rank) -> Result<(Comm, CUstream, u64)> {
 /// How long calls take. Rank 1 comes late.
 fn first_calls(rank: &Rank) -> Result {
     const LATE: Duration = Duration::from_millis(200);
+    gpu::start()?;
+    let mut free_bytes = gpu::free_bytes()?;
+    let mut taken_mib = || -> Result<usize> {
+        let earlier_bytes = std::mem::replace(&mut free_bytes, gpu::free_bytes()?);
+        Ok(earlier_bytes.saturating_sub(free_bytes) >> 20)
+    };
     let comm = rank.connect()?;
+    let mut said = vec![format!("communicator {} MiB", taken_mib()?)];
     let stream = gpu::stream()?;
     // The simulator's kernels are slow.
     let many_bytes = (gpu::free_bytes()? / 4096).clamp(1 << 20, 64 << 20);
     let words = gpu::alloc(many_bytes)?;
     let (few, many, many_mib) = (1, many_bytes / 4, many_bytes >> 20);
-    let mut said = Vec::new();
+    taken_mib()?;
     let mut measured = |what: &str, call: &dyn Fn() -> Result| -> Result {
         // What one rank does next begins with what the other one has ended before.
         std::thread::sleep(if rank.rank == 0 { Duration::ZERO } else { LATE });
         let begun = Instant::now();
         call()?;
-        said.push(format!("{what} {} ms", begun.elapsed().as_millis()));
-        synchronized(stream)
+        let call_ms = begun.elapsed().as_millis();
+        synchronized(stream)?;
+        said.push(format!("{what} {call_ms} ms {} MiB", taken_mib()?));
+        Ok(())
     };
     let all_reduce = |count| -> Result {
         nccl_ok!(ncclAllReduce(words, words, count, INT32, SUM, comm, stream));

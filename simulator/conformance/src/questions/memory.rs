@@ -6,6 +6,7 @@ use std::time::Instant;
 use cuda_abi::sys::{CUmemPool_attribute, CUpointer_attribute as P};
 use cuda_abi::types::*;
 
+use super::copies;
 use crate::check::{Result, Stop, failed};
 use crate::gpu::Flag;
 use crate::helper::Helper;
@@ -255,7 +256,7 @@ pub(super) fn bandwidth() -> Result<String> {
     let pinned = gpu::pinned(size_bytes)?;
     let pinning_ms = start.elapsed().as_millis();
     let start = Instant::now();
-    let shared = shared_memory(size_bytes)?;
+    let shared = copies::shared_memory(size_bytes, false)?;
     let touching_ms = start.elapsed().as_millis();
     let start = Instant::now();
     ok!(cuMemHostRegister_v2(shared, size_bytes, 0));
@@ -290,66 +291,6 @@ pub(super) fn bandwidth() -> Result<String> {
     })?;
     lines.push(format!("device to device {across:.1} GB/s one way"));
     Ok(lines.join("; "))
-}
-
-/// A checkpoint unpins the copy of device memory while the job is paused.
-pub(super) fn pinning_by_threads() -> Result<String> {
-    const PIECES: usize = 16;
-    gpu::start()?;
-    let most_bytes = (gpu::free_bytes()? / 32).clamp(16 << 20, 4 << 30);
-    let piece_bytes = (most_bytes / PIECES) & !0xfff;
-    let start = shared_memory(piece_bytes * PIECES)?.expose_provenance();
-    let mut context = std::ptr::null_mut();
-    ok!(cuCtxGetCurrent(&raw mut context));
-    let context = context.expose_provenance();
-    let timed = |threads: usize, registers: bool| -> Result<u128> {
-        let work = |first: usize| -> Result {
-            ok!(cuCtxSetCurrent(std::ptr::with_exposed_provenance_mut(context)));
-            for piece in (first..PIECES).step_by(threads) {
-                let memory = std::ptr::with_exposed_provenance_mut(start + piece * piece_bytes);
-                match registers {
-                    true => ok!(cuMemHostRegister_v2(memory, piece_bytes, 0)),
-                    false => ok!(cuMemHostUnregister(memory)),
-                }
-            }
-            Ok(())
-        };
-        let begun = Instant::now();
-        std::thread::scope(|scope| {
-            let all: Vec<_> = (0..threads).map(|first| scope.spawn(move || work(first))).collect();
-            all.into_iter()
-                .try_for_each(|one| one.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
-        })?;
-        Ok(begun.elapsed().as_millis())
-    };
-    let mut lines = vec![format!("{} bytes in {PIECES} pieces", piece_bytes * PIECES)];
-    for threads in [1, 4, PIECES] {
-        let (registered_ms, unregistered_ms) = (timed(threads, true)?, timed(threads, false)?);
-        lines.push(format!(
-            "by {threads} threads: registered in {registered_ms} ms, unregistered in {unregistered_ms} ms"
-        ));
-    }
-    Ok(lines.join("; "))
-}
-
-/// A mapping of a memfd with all its pages present. It stays until the process ends.
-fn shared_memory(size_bytes: usize) -> Result<*mut c_void> {
-    use rustix::mm::{MapFlags, ProtFlags};
-    let describe = |error: rustix::io::Errno| Stop::Failed(format!("memfd: {error}"));
-    let file = rustix::fs::memfd_create("staging", rustix::fs::MemfdFlags::CLOEXEC).map_err(describe)?;
-    rustix::fs::ftruncate(&file, size_bytes as u64).map_err(describe)?;
-    // SAFETY: a fresh mapping at an address of the kernel's choice replaces no other mapping.
-    let mapping = unsafe {
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            size_bytes,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED | MapFlags::POPULATE,
-            &file,
-            0,
-        )
-    };
-    mapping.map_err(describe)
 }
 
 pub(super) fn pool_reuse() -> Result<String> {

@@ -1,6 +1,7 @@
 //! What only a GPU can settle. Each answer of the simulated driver is what it assumes.
 
 mod checkpoint;
+mod copies;
 pub mod jobs;
 mod memory;
 mod waits;
@@ -100,7 +101,17 @@ pub const CHECKS: &[Check] = &[
     question(
         "question/pinning-by-threads",
         "how long it takes to register memory in pieces, and to unregister it, by one thread and by several",
-        memory::pinning_by_threads,
+        copies::pinning_by_threads,
+    ),
+    question(
+        "question/unpinning-during-copies",
+        "whether memory can be unregistered while other memory is copied, without waiting for that",
+        copies::unpinning_during_copies,
+    ),
+    question(
+        "question/copies-through-a-ring",
+        "copy speed of memory that is not pinned, by threads that have pinned memory each",
+        copies::through_a_ring,
     ),
     question("question/what-waits", "which calls wait for a running kernel", waits::what_waits),
     question(
