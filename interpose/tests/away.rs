@@ -266,6 +266,28 @@ fn a_mirror_that_was_copied_back_stays_pinned_until_it_is_captured_to() {
     job.does("check");
 }
 
+/// Threads that copy through pinned buffers leave nothing to unpin but these, there and back.
+#[test]
+fn a_mirror_that_threads_copy_to_is_never_pinned() {
+    let mut job = Job::traced();
+    job.kept.copy_threads = 3;
+    job.does("fill 3");
+    for round in 1..=2 {
+        let (_, copied_bytes) = job.round(false);
+        assert!(copied_bytes >= 23 * MIB, "{copied_bytes}");
+        assert_eq!(job.pins(), (2 * round, 2 * round), "buffers to capture, and buffers to copy back");
+        job.does("check");
+        job.does("change 7");
+    }
+    // An attempt that was given up: the next one uses its buffers.
+    job.stage();
+    job.agent.say(&ToAgent::Unstage { attempt: job.attempt });
+    job.does("check");
+    job.round(true);
+    assert_eq!(job.pins(), (5, 5));
+    job.does("check");
+}
+
 /// Its pages would stay, or be others than those of the file.
 #[test]
 fn a_mirror_that_the_launcher_may_free_is_unpinned_before_the_program_runs() {

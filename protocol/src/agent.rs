@@ -162,6 +162,9 @@ pub const SOCKET_VARIABLE: &str = "CKPT_AGENT_SOCKET";
 /// `required` if the job must not run without checkpoints.
 pub const AUTO_VARIABLE: &str = "CKPT_AUTO";
 
+/// How much memory each thread pins that copies device memory to a mirror, or back, which is not pinned.
+pub const COPY_BUFFERS_BYTES: u64 = 4 << 20;
+
 /// Why a process refuses a dump for which it has not asked for enough memory. It asks for more before the next one, which
 /// the launcher tries at once.
 pub const WANTS_MORE_ROOM: &str = "this checkpoint has no room for device memory that has to leave the GPU: memory that processes share, memory of the host (cuMemCreate), or memory that was parked before; the next one has room for that";
@@ -752,6 +755,10 @@ pub enum ToAgent {
         /// those.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_partial: bool,
+        /// How many threads of the process copy to the mirror through pinned buffers, which each have
+        /// [`COPY_BUFFERS_BYTES`]; 0: the mirror is pinned.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        copy_threads: u64,
     },
     /// A window through which the launcher reads device memory, instead of a mirror; its descriptor follows.
     StageWindow {
@@ -807,6 +814,9 @@ pub enum ToAgent {
         /// Whether the launcher frees nothing of the mirror before it is staged again, so that it may stay pinned.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         may_stay: bool,
+        /// As in [`ToAgent::Stage`].
+        #[serde(default, skip_serializing_if = "is_zero")]
+        copy_threads: u64,
     },
     /// As [`ToAgent::Deliver`], with a window through which the agent loads the mirror's content rather than the mirror; the
     /// window's descriptor follows. Only for agents that [support](Hello::supports_loads) it.
@@ -987,8 +997,14 @@ mod tests {
         };
         has_json(&needs(None), r#"{"type":"needs","attempt":1,"mirror_bytes":8}"#);
         has_json(&needs(Some(0)), r#"{"type":"needs","attempt":1,"mirror_bytes":8,"used_bytes":0}"#);
-        let stage =
-            |more_bytes| ToAgent::Stage { attempt: 1, mirror: 7, bytes: 8, more_bytes, is_partial: false };
+        let stage = |more_bytes| ToAgent::Stage {
+            attempt: 1,
+            mirror: 7,
+            bytes: 8,
+            more_bytes,
+            is_partial: false,
+            copy_threads: 0,
+        };
         has_json(&stage(None), r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8}"#);
         has_json(&stage(Some(3)), r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8,"more_bytes":3}"#);
     }
@@ -1037,8 +1053,15 @@ mod tests {
             r#"{"type":"needs","attempt":1,"mirror_bytes":8,"used_bytes":6,"changes":{"captures":3,"bytes":4}}"#,
         );
         has_json(
-            &ToAgent::Stage { attempt: 1, mirror: 7, bytes: 8, more_bytes: Some(3), is_partial: true },
-            r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8,"more_bytes":3,"is_partial":true}"#,
+            &ToAgent::Stage {
+                attempt: 1,
+                mirror: 7,
+                bytes: 8,
+                more_bytes: Some(3),
+                is_partial: true,
+                copy_threads: 4,
+            },
+            r#"{"type":"stage","attempt":1,"mirror":7,"bytes":8,"more_bytes":3,"is_partial":true,"copy_threads":4}"#,
         );
         has_json(
             &ToAgent::Deliver {
@@ -1048,8 +1071,9 @@ mod tests {
                 pairs: Vec::new(),
                 is_partial: true,
                 may_stay: true,
+                copy_threads: 4,
             },
-            r#"{"type":"deliver","mirror":5,"bytes":8,"parked":1,"is_partial":true,"may_stay":true}"#,
+            r#"{"type":"deliver","mirror":5,"bytes":8,"parked":1,"is_partial":true,"may_stay":true,"copy_threads":4}"#,
         );
         has_json(
             &FromAgent::Fill { ranges: vec![0..2, 4..8] },
@@ -1158,6 +1182,7 @@ mod tests {
             pairs,
             is_partial: false,
             may_stay: false,
+            copy_threads: 0,
         };
         has_json(&deliver(Vec::new()), r#"{"type":"deliver","mirror":5,"bytes":0,"parked":1}"#);
         let pairs = vec![GpuPair { old: "GPU-1".into(), new: "GPU-2".into() }];

@@ -134,9 +134,9 @@ fn answer(
 ) -> Result<Option<FromAgent>, Hangup> {
     Ok(Some(match message {
         ToAgent::Prepare { attempt } => prepare(attempt, conversation, gpu),
-        ToAgent::Stage { attempt, mirror, bytes, more_bytes, is_partial } => {
+        ToAgent::Stage { attempt, mirror, bytes, more_bytes, is_partial, copy_threads } => {
             let delivered = delivered(conversation.socket(), mirror, bytes, is_partial)?;
-            stage(attempt, Delivered { more_bytes, ..delivered }, gpu)
+            stage(attempt, Delivered { more_bytes, copy_threads, ..delivered }, gpu)
         }
         ToAgent::StageWindow { attempt, mirror, bytes, window_bytes } => {
             let delivered = delivered(conversation.socket(), mirror, bytes, false)?;
@@ -163,7 +163,8 @@ fn answer(
 /// Receives the descriptor that follows.
 fn delivered(socket: &Socket, id: u64, bytes: u64, is_partial: bool) -> Result<Delivered, Hangup> {
     let file = socket.receive(1).ok().and_then(|mut files| files.pop()).ok_or(Hangup::Lost)?;
-    Ok(Delivered { id, bytes, more_bytes: None, is_partial, may_stay: false, window_bytes: None, file })
+    let (more_bytes, may_stay, copy_threads, window_bytes) = (None, false, 0, None);
+    Ok(Delivered { id, bytes, more_bytes, is_partial, may_stay, copy_threads, window_bytes, file })
 }
 
 /// A panic in this library, which must not end the agent while the state is off the GPU.
@@ -252,9 +253,9 @@ fn come_back(
 /// The outcome of putting the state back from the mirror or through the window that the launcher delivers. Waits for the delivery first.
 fn put_back(socket: &Socket, link: &mut dyn Link, gpu: &mut dyn Gpu) -> Result<Result<u64, String>, Hangup> {
     let (mirror, pairs) = match hear(socket)? {
-        ToAgent::Deliver { mirror, bytes, pairs, is_partial, may_stay, .. } => {
+        ToAgent::Deliver { mirror, bytes, pairs, is_partial, may_stay, copy_threads, .. } => {
             let mirror = if bytes > 0 {
-                Some(Delivered { may_stay, ..delivered(socket, mirror, bytes, is_partial)? })
+                Some(Delivered { may_stay, copy_threads, ..delivered(socket, mirror, bytes, is_partial)? })
             } else {
                 None
             };

@@ -267,7 +267,10 @@ fn goes(stream: &mut UnixStream, attempt: u64) {
 fn deliver(stream: &mut UnixStream, text: &str) {
     let bytes = text.len() as u64;
     let (pairs, is_partial, may_stay) = (Vec::new(), false, true);
-    tell(stream, &ToAgent::Deliver { mirror: 5, bytes, parked: 0, pairs, is_partial, may_stay });
+    tell(
+        stream,
+        &ToAgent::Deliver { mirror: 5, bytes, parked: 0, pairs, is_partial, may_stay, copy_threads: 3 },
+    );
     if bytes > 0 {
         descriptors::send(stream.as_fd(), &[file(text).as_fd()]).expect("sent");
     }
@@ -323,16 +326,22 @@ fn needs(attempt: u64) -> FromAgent {
     }
 }
 
+const STAGE: ToAgent = ToAgent::Stage {
+    attempt: 3,
+    mirror: 8,
+    bytes: 4,
+    more_bytes: Some(1),
+    is_partial: false,
+    copy_threads: 0,
+};
+
 #[test]
 fn a_mirror_is_staged_and_let_go_of() {
     let launcher = Launcher::of(Kind::Whole);
     let (mut stream, _) = launcher.welcomes();
     tell(&mut stream, &ToAgent::Prepare { attempt: 3 });
     assert_eq!(hear(&mut stream), needs(3));
-    tell(
-        &mut stream,
-        &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4, more_bytes: Some(1), is_partial: false },
-    );
+    tell(&mut stream, &STAGE);
     descriptors::send(stream.as_fd(), &[file("mine").as_fd()]).expect("sent");
     assert_eq!(hear(&mut stream), FromAgent::Staged { attempt: 3 });
     tell(&mut stream, &ToAgent::Unstage { attempt: 3 });
@@ -352,10 +361,7 @@ fn what_rules_a_checkpoint_out_is_said_before_it() {
 fn a_mirror_that_cannot_be_staged_is_a_failure() {
     let launcher = Launcher::of(Kind::Tainted);
     let (mut stream, _) = launcher.welcomes();
-    tell(
-        &mut stream,
-        &ToAgent::Stage { attempt: 3, mirror: 8, bytes: 4, more_bytes: Some(1), is_partial: false },
-    );
+    tell(&mut stream, &STAGE);
     descriptors::send(stream.as_fd(), &[file("mine").as_fd()]).expect("sent");
     let reason = CaptureError::MirrorTooLarge(4).to_string();
     assert_eq!(hear(&mut stream), FromAgent::Failed { attempt: 3, reason, is_lost: false });

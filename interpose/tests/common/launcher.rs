@@ -175,6 +175,8 @@ pub struct Kept {
     pub published: BTreeMap<ShareKey, OwnedFd>,
     /// Whether the process is told that its mirror may stay pinned.
     pub may_stay: bool,
+    /// How many threads of the process copy; 0: the mirror is pinned.
+    pub copy_threads: u64,
     /// Through which the content of the mirror is loaded, instead of it.
     window: Option<File>,
 }
@@ -191,6 +193,7 @@ impl Kept {
             parked: BTreeMap::new(),
             published: BTreeMap::new(),
             may_stay: true,
+            copy_threads: 0,
             window: None,
         }
     }
@@ -205,7 +208,8 @@ impl Kept {
             let file = self.mirror.get_or_insert_with(memory_file);
             file.set_len(self.bytes).expect("room");
             let (mirror, bytes, more_bytes) = (self.id, self.bytes, Some(self.bytes));
-            agent.say(&ToAgent::Stage { attempt, mirror, bytes, more_bytes, is_partial: false });
+            let (is_partial, copy_threads) = (false, self.copy_threads);
+            agent.say(&ToAgent::Stage { attempt, mirror, bytes, more_bytes, is_partial, copy_threads });
             descriptors::send(agent.stream.as_fd(), &[file.as_fd()]).expect("sent");
             assert_eq!(agent.hear(), FromAgent::Staged { attempt });
         }
@@ -247,6 +251,7 @@ impl Kept {
                 pairs: Vec::new(),
                 is_partial: false,
                 may_stay: self.may_stay,
+                copy_threads: self.copy_threads,
             });
             if let Some(mirror) = &self.mirror {
                 descriptors::send(agent.stream.as_fd(), &[mirror.as_fd()]).expect("sent");

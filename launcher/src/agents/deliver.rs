@@ -50,6 +50,7 @@ impl Shared {
         }
         let mirror = state.holdings.mirror(pid).cloned();
         let refill = state.holdings.refill(pid).filter(|_| hello.supports_loads);
+        let copy_threads = state.holdings.copy_threads(pid);
         drop(state);
         // A window has nothing that could be copied back.
         let mirror = mirror.filter(|mirror| mirror.window.is_none());
@@ -66,7 +67,8 @@ impl Shared {
         let is_partial = mirror.as_ref().is_some_and(|mirror| mirror.history.lock().is_freed());
         // A partial one is freed when its content is committed, which a pinned mapping would prevent.
         let may_stay = mirror.as_ref().is_some_and(|mirror| !mirror.is_partial && !is_partial);
-        let message = ToAgent::Deliver { mirror: number, bytes, parked: 0, pairs, is_partial, may_stay };
+        let (mirror, parked) = (number, 0);
+        let message = ToAgent::Deliver { mirror, bytes, parked, pairs, is_partial, may_stay, copy_threads };
         stream.send_with_files(&message, &files)?;
         faults::hit("delivered").map_err(|source| FrameError::Io { step: "go on", source })
     }

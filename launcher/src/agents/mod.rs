@@ -36,6 +36,7 @@
 //! | `cut.rs` | before a dump: all ranks of NCCL stop at the same step |
 //! | `deliver.rs` | after a dump: gives processes what they need to restore their GPU state |
 //! | `mirrors.rs` | mirrors |
+//! | `copy_threads.rs` | whether a mirror is pinned, or threads copy to it |
 //! | `unchanged.rs` | which parts of a mirror need not be read again for the store |
 //! | `partial.rs` | mirrors that hold only what the store lacks |
 //! | `window.rs` | instead of a mirror: memory that goes to the store while its process is being detached |
@@ -51,6 +52,7 @@
 mod acceptor;
 mod activity;
 mod broker;
+mod copy_threads;
 mod cut;
 mod deliver;
 mod device_files;

@@ -16,8 +16,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ckpt_protocol::agent::{ExpectedChanges, ToAgent};
+use ckpt_protocol::agent::{COPY_BUFFERS_BYTES, ExpectedChanges, ToAgent};
 
+use super::copy_threads::copy_threads;
 use super::mirrors::Mirror;
 use super::partial::{MirrorMode, Present};
 use super::process::{Process, ProcessHandle, QuiesceError};
@@ -138,6 +139,8 @@ struct MirrorRequest {
     parks_by_key: bool,
     /// It gets a window rather than a mirror.
     is_window: bool,
+    /// How many of its threads copy to the mirror; 0: that is pinned.
+    copy_threads: u64,
     current: Option<Mirror>,
 }
 
@@ -265,9 +268,16 @@ impl Agents {
         drop(state);
         drop(not_needed);
         self.make_partial(&mut requests, image_bytes);
+        let processes = requests.len();
+        for request in requests.iter_mut().filter(|request| !request.is_window) {
+            let used_bytes = request.used_bytes.unwrap_or(request.mirror_bytes);
+            request.copy_threads = copy_threads(used_bytes, processes);
+        }
         let sum = |bytes: fn(&MirrorRequest) -> u64| requests.iter().map(bytes).fold(0, u64::saturating_add);
         let left = Left {
-            bytes: left_memory(sum(MirrorRequest::growth_bytes))?.saturating_sub(image_bytes),
+            bytes: left_memory(sum(MirrorRequest::growth_bytes))?
+                .saturating_sub(image_bytes)
+                .saturating_sub(sum(|one| one.copy_threads * COPY_BUFFERS_BYTES)),
             holes_bytes: sum(MirrorRequest::holes_bytes),
             mirrors_bytes: sum(|one| if one.has_share() { one.bytes() } else { 0 }),
         };
@@ -353,7 +363,10 @@ impl Agents {
         let window_bytes = mirror.file.metadata().map_or(0, |file| file.len());
         let message = match mirror.window {
             Some(_) => ToAgent::StageWindow { attempt, mirror: number, bytes, window_bytes },
-            None => ToAgent::Stage { attempt, mirror: number, bytes, more_bytes, is_partial },
+            None => {
+                let (mirror, copy_threads) = (number, request.copy_threads);
+                ToAgent::Stage { attempt, mirror, bytes, more_bytes, is_partial, copy_threads }
+            }
         };
         stream.send_or_log(&message, &[mirror.file.as_fd()], "a mirror cannot be given to an agent");
         Ok(())
@@ -396,6 +409,7 @@ impl State {
                     supports_reads: one.supports_reads,
                     parks_by_key: one.parks_by_key,
                     is_window: false,
+                    copy_threads: 0,
                     current,
                 });
             } else if self.holdings.mirror(pid).is_some() {
@@ -487,7 +501,9 @@ mod tests {
     /// Receives a mirror as an agent, without answering.
     fn receive_mirror(stream: &UnixStream, wanted: u64) -> (u64, u64, File) {
         let message = receive(stream).expect("a message");
-        let ToAgent::Stage { attempt, mirror, bytes, more_bytes: None, is_partial: false } = message else {
+        let ToAgent::Stage { attempt, mirror, bytes, more_bytes: None, is_partial: false, copy_threads: 0 } =
+            message
+        else {
             panic!("{message:?}")
         };
         assert_eq!(attempt, wanted);

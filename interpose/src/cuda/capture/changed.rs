@@ -32,7 +32,7 @@ pub(super) fn copy(
     known: &[Vec<Hash>],
 ) -> Result<Vec<Found>, CaptureError> {
     let mut found = vec![Found::default(); allocations.len()];
-    let mut copies = Vec::new();
+    let mut copies = Copies::default();
     let mut searches = Vec::new();
     for hasher in hashers {
         searches.push(Search::begin(hasher, allocations)?);
@@ -69,21 +69,20 @@ pub(super) fn copy(
         }
         searches.retain(|search| !search.is_over());
     }
-    copies.iter().try_for_each(Copies::finish)?;
+    copies.finish(memory)?;
     Ok(found)
 }
 
 /// Begins to copy a part of an allocation's place in the mirror.
 fn begin_copy(
     memory: &mut Memory,
-    copies: &mut Vec<Copies>,
+    copies: &mut Copies,
     allocation: &MappedAllocation,
     part: Range<u64>,
 ) -> Result<(), CaptureError> {
     let (address, bytes) = (allocation.address + (part.start - allocation.offset), part.end - part.start);
     memory.grow(part.clone())?;
-    let copies = Copies::of(copies, allocation.context)?;
-    Ok(copies.begin(Direction::ToMirror, memory, address, part.start, bytes)?)
+    Ok(copies.begin(Direction::ToMirror, memory, allocation.context, address, part.start, bytes)?)
 }
 
 /// The hashes of the chunks of each allocation; none of those that no hasher can hash.

@@ -1,11 +1,13 @@
-//! Copies between a device and the mirror, over several streams.
+//! Copies between devices and the mirror: directly over several streams where it is pinned, else through bounce buffers.
 
+use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use cuda_abi::sys;
 use cuda_abi::types::{CUcontext, CUdeviceptr, CUstream};
 
 use super::allocation::in_context;
+use super::bounce::Part;
 use super::mirror::Memory;
 use crate::cuda::driver::{self, DriverError, check};
 
@@ -40,9 +42,32 @@ impl Stream {
         Ok(Self { context, handle })
     }
 
-    #[cfg(test)]
     pub fn context(&self) -> CUcontext {
         self.context
+    }
+
+    /// Begins to copy between device memory and memory of the host. Both have so many bytes, live until the copy is
+    /// finished, and are used by nobody else.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn begin(
+        &self,
+        direction: Direction,
+        address: CUdeviceptr,
+        host: *mut c_void,
+        bytes: usize,
+    ) -> Result<(), DriverError> {
+        in_context(self.context, || match direction {
+            Direction::ToMirror => check("cuMemcpyDtoHAsync", {
+                // SAFETY: as the caller promises.
+                unsafe { driver::cuMemcpyDtoHAsync_v2(host, address, bytes, self.handle) }
+            }),
+            Direction::ToDevice => check("cuMemcpyHtoDAsync", {
+                // SAFETY: as above.
+                unsafe { driver::cuMemcpyHtoDAsync_v2(address, host, bytes, self.handle) }
+            }),
+        })
     }
 
     /// Waits until everything is done that was begun.
@@ -68,37 +93,46 @@ impl Drop for Stream {
     }
 }
 
-/// Copies of one context.
+/// Copies that belong together, of all contexts.
+#[derive(Default)]
 pub(super) struct Copies {
+    contexts: Vec<OfContext>,
+}
+
+/// The copies of one context.
+struct OfContext {
     context: CUcontext,
     streams: Vec<Stream>,
     next: usize,
+    /// What is copied through bounce buffers.
+    bounced: Vec<Part>,
+}
+
+impl OfContext {
+    fn next_stream(&mut self) -> Result<&Stream, DriverError> {
+        let number = self.next % STREAMS;
+        self.next = self.next.wrapping_add(1);
+        if number == self.streams.len() {
+            self.streams.push(Stream::new(self.context)?);
+        }
+        Ok(&self.streams[number])
+    }
 }
 
 impl Copies {
-    /// # Errors
-    /// A driver call failed.
-    pub fn new(context: CUcontext) -> Result<Self, DriverError> {
-        let streams = (0..STREAMS).map(|_| Stream::new(context)).collect::<Result<_, _>>()?;
-        Ok(Self { context, streams, next: 0 })
-    }
-
-    /// Those of a context, among those that there are.
-    ///
-    /// # Errors
-    /// A driver call failed.
-    pub fn of(all: &mut Vec<Self>, context: CUcontext) -> Result<&mut Self, DriverError> {
-        let index = match all.iter().position(|copies| copies.context == context) {
+    fn of(&mut self, context: CUcontext) -> &mut OfContext {
+        let index = match self.contexts.iter().position(|one| one.context == context) {
             Some(index) => index,
             None => {
-                all.push(Self::new(context)?);
-                all.len() - 1
+                self.contexts.push(OfContext { context, streams: Vec::new(), next: 0, bounced: Vec::new() });
+                self.contexts.len() - 1
             }
         };
-        Ok(&mut all[index])
+        &mut self.contexts[index]
     }
 
-    /// Begins to copy `bytes` bytes between device memory and an offset of the mirror, which has them.
+    /// Begins to copy `bytes` bytes between device memory and an offset of the mirror, which has them. What is copied through
+    /// bounce buffers is only noted: [`Self::finish`] copies it.
     ///
     /// # Errors
     /// A driver call failed.
@@ -106,63 +140,71 @@ impl Copies {
         &mut self,
         direction: Direction,
         memory: &Memory,
+        context: CUcontext,
         mut address: CUdeviceptr,
         mut offset: u64,
         mut bytes: u64,
     ) -> Result<(), DriverError> {
-        in_context(self.context, || {
-            while bytes > 0 {
-                let part = bytes.min(MOST_BYTES).min(memory.copy_end(offset).saturating_sub(offset).max(1));
-                self.begin_part(direction, memory, address, offset, part)?;
-                (address, offset, bytes) = (address + part, offset + part, bytes - part);
+        let copies = self.of(context);
+        while bytes > 0 {
+            let (end, bounces) = memory.next_copy(offset);
+            let most = if bounces { Part::MOST_BYTES } else { MOST_BYTES };
+            let part = bytes.min(most).min(end.saturating_sub(offset).max(1));
+            let host = memory.at(offset);
+            if bounces {
+                let (host, bytes) = (host.cast(), part as usize);
+                copies.bounced.push(Part { direction, context, address, host, bytes });
+            } else {
+                copies.next_stream()?.begin(direction, address, host, part as usize)?;
             }
-            Ok(())
-        })
-    }
-
-    fn begin_part(
-        &mut self,
-        direction: Direction,
-        memory: &Memory,
-        address: CUdeviceptr,
-        offset: u64,
-        bytes: u64,
-    ) -> Result<(), DriverError> {
-        let Some(stream) = self.streams.get(self.next % STREAMS) else { return Ok(()) };
-        self.next = self.next.wrapping_add(1);
-        let (host, count) = (memory.at(offset), bytes as usize);
-        match direction {
-            Direction::ToMirror => check("cuMemcpyDtoHAsync", {
-                // SAFETY: the mirror has that many bytes there and lives until the stream is done; nobody else
-                // uses them.
-                unsafe { driver::cuMemcpyDtoHAsync_v2(host, address, count, stream.handle) }
-            }),
-            Direction::ToDevice => check("cuMemcpyHtoDAsync", {
-                // SAFETY: as above; the device memory is the caller's to write.
-                unsafe { driver::cuMemcpyHtoDAsync_v2(address, host, count, stream.handle) }
-            }),
+            (address, offset, bytes) = (address + part, offset + part, bytes - part);
         }
+        Ok(())
     }
 
     /// Begins to fill device memory with zeroes.
     ///
     /// # Errors
     /// A driver call failed.
-    pub fn begin_zeroes(&mut self, address: CUdeviceptr, bytes: u64) -> Result<(), DriverError> {
-        let Some(stream) = self.streams.get(self.next % STREAMS) else { return Ok(()) };
-        self.next = self.next.wrapping_add(1);
-        in_context(self.context, || {
+    pub fn begin_zeroes(
+        &mut self,
+        context: CUcontext,
+        address: CUdeviceptr,
+        bytes: u64,
+    ) -> Result<(), DriverError> {
+        let stream = self.of(context).next_stream()?;
+        in_context(context, || {
             // SAFETY: the device memory is the caller's to write.
             let result = unsafe { driver::cuMemsetD8Async(address, 0, bytes as usize, stream.handle) };
             check("cuMemsetD8Async", result)
         })
     }
 
-    /// Waits until everything is copied that was begun.
+    /// Waits until everything is copied that was begun, to or from `memory`.
     ///
     /// # Errors
     /// A driver call failed.
-    pub fn finish(&self) -> Result<(), DriverError> {
-        self.streams.iter().try_for_each(Stream::finish)
+    pub fn finish(mut self, memory: &mut Memory) -> Result<(), DriverError> {
+        let noted: Vec<_> = self.contexts.iter_mut().map(|one| std::mem::take(&mut one.bounced)).collect();
+        memory.bounce(&by_turns(noted))?;
+        self.wait()
     }
+
+    /// Waits until device memory is filled, where nothing but that was begun.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn finish_zeroes(self) -> Result<(), DriverError> {
+        self.wait()
+    }
+
+    fn wait(&self) -> Result<(), DriverError> {
+        self.contexts.iter().flat_map(|one| &one.streams).try_for_each(Stream::finish)
+    }
+}
+
+/// All parts, those of different devices by turns: these copy at the same time.
+fn by_turns(noted: Vec<Vec<Part>>) -> Vec<Part> {
+    let longest = noted.iter().map(Vec::len).max().unwrap_or(0);
+    (0..longest).flat_map(|turn| noted.iter().filter_map(move |of_one| of_one.get(turn).copied())).collect()
 }

@@ -18,6 +18,10 @@ pub enum CaptureError {
     MirrorTooLarge(u64),
     #[error("cannot map the mirror")]
     MapMirror(#[source] io::Error),
+    #[error("cannot map buffers to copy through")]
+    MapBuffers(#[source] io::Error),
+    #[error("this kernel allocates memory of the mirror only when it is written")]
+    NotPopulated,
     #[error("cannot free parts of the mirror")]
     FreeMirror(#[source] io::Error),
     #[error("cannot find the holes of the mirror")]

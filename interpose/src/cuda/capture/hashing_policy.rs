@@ -67,7 +67,7 @@ pub(crate) fn is_unwanted() -> bool {
 /// # Errors
 /// A driver call failed.
 pub(super) fn should_hash(
-    memory: &Memory,
+    memory: &mut Memory,
     hashers: &mut [Hasher],
     allocations: &[MappedAllocation],
 ) -> Result<bool, DriverError> {
@@ -117,22 +117,22 @@ fn sample(hasher: &Hasher, allocations: &[MappedAllocation]) -> Vec<Sample> {
 
 /// How long it takes to hash chunks, and to copy them.
 fn times(
-    memory: &Memory,
+    memory: &mut Memory,
     hasher: &mut Hasher,
     sample: &[Sample],
 ) -> Result<(Duration, Duration), DriverError> {
     let addresses: Vec<u64> = sample.iter().map(|(address, _)| *address).collect();
     let stream = Stream::new(hasher.context)?;
-    let mut copies = Copies::new(hasher.context)?;
+    let mut copies = Copies::default();
     let begun = Instant::now();
     in_context(hasher.context, || hasher.begin(&addresses, stream.handle))?;
     stream.finish()?;
     let hashing = begun.elapsed();
     let begun = Instant::now();
     for (address, offset) in sample {
-        copies.begin(Direction::ToMirror, memory, *address, *offset, CHUNK_BYTES)?;
+        copies.begin(Direction::ToMirror, memory, hasher.context, *address, *offset, CHUNK_BYTES)?;
     }
-    copies.finish()?;
+    copies.finish(memory)?;
     Ok((hashing, begun.elapsed()))
 }
 

@@ -6,23 +6,19 @@
 use std::ffi::c_void;
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use cuda_abi::sys;
-use cuda_abi::types::{CUcontext, CUresult};
+use cuda_abi::types::CUcontext;
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 
-use super::allocation::in_context;
+use super::bounce::{BounceBuffers, Part};
 use super::error::CaptureError;
+use super::pinning;
 use super::ranges::{joined, total_bytes, without};
-use crate::cuda::context;
-use crate::cuda::driver::{self, DriverError, check};
+use crate::cuda::driver::{self, DriverError};
 use crate::fork;
-
-const NOT_PINNED: CUresult = sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED as CUresult;
-const NO_CONTEXT: CUresult = sys::CUresult::CUDA_ERROR_INVALID_CONTEXT as CUresult;
-const DESTROYED: CUresult = sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as CUresult;
 
 /// The mirror's memory.
 pub(super) struct Memory {
@@ -31,6 +27,11 @@ pub(super) struct Memory {
     allocated: Vec<Range<u64>>,
     /// In order.
     pinned: Vec<Pinned>,
+    /// For what is not pinned.
+    buffers: Option<BounceBuffers>,
+    /// Memory can be allocated before it is written, so that a thread that writes to the mirror gets no signal for want of
+    /// memory.
+    is_populated: bool,
     /// How much more may be allocated, in bytes.
     room_bytes: u64,
 }
@@ -60,7 +61,8 @@ impl Memory {
             Ok(map)
         });
         let map = mapped.map_err(CaptureError::MapMirror)?;
-        Ok(Self { map, allocated: Vec::new(), pinned: Vec::new(), room_bytes: 0 })
+        let (allocated, pinned) = (Vec::new(), Vec::new());
+        Ok(Self { map, allocated, pinned, buffers: None, is_populated: true, room_bytes: 0 })
     }
 
     /// The same for a partial mirror, which the launcher has freed where the store has the content: the rest stays.
@@ -127,7 +129,7 @@ impl Memory {
             match self.map.advise_range(Advice::PopulateWrite, hole.start as usize, bytes as usize) {
                 Ok(()) => {}
                 // Before Linux 5.14: allocated when it is pinned or written.
-                Err(error) if error.kind() == ErrorKind::InvalidInput => {}
+                Err(error) if error.kind() == ErrorKind::InvalidInput => self.is_populated = false,
                 Err(source) => return Err(CaptureError::AllocateMirror { bytes, source }),
             }
             self.allocated.push(hole.clone());
@@ -159,7 +161,8 @@ impl Memory {
     pub fn pin(&mut self, ranges: &[Range<u64>], contexts: &[CUcontext]) -> Result<(), CaptureError> {
         let pinned: Vec<_> = self.pinned.iter().map(|pinned| pinned.place.clone()).collect();
         let result = without(ranges, &pinned).into_iter().try_for_each(|place| {
-            let context = self.pin_range(&place, contexts)?;
+            let bytes = (place.end - place.start) as usize;
+            let context = pinning::pin(self.at(place.start), bytes, contexts)?;
             self.pinned.push(Pinned { place, context });
             Ok(())
         });
@@ -167,56 +170,65 @@ impl Memory {
         result
     }
 
-    /// Returns the first context that can pin a range.
-    fn pin_range(&self, place: &Range<u64>, contexts: &[CUcontext]) -> Result<CUcontext, CaptureError> {
-        let mut last = CaptureError::NoContext;
-        for context in contexts {
-            let pinned = in_context(*context, || {
-                let (start, bytes) = (self.at(place.start), (place.end - place.start) as usize);
-                // SAFETY: the memory is mapped, and stays so until it is unpinned.
-                let result =
-                    unsafe { driver::cuMemHostRegister_v2(start, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE) };
-                Ok(check("cuMemHostRegister", result)?)
-            });
-            match pinned {
-                Ok(()) => return Ok(*context),
-                Err(error) => last = error,
-            }
+    /// Has what is not pinned copied by threads, through buffers that are.
+    ///
+    /// # Errors
+    /// Memory of the mirror cannot be allocated before it is written, or the buffers cannot be pinned.
+    pub fn add_buffers(&mut self, threads: NonZeroUsize, contexts: &[CUcontext]) -> Result<(), CaptureError> {
+        if !self.is_populated {
+            return Err(CaptureError::NotPopulated);
         }
-        Err(last)
+        if self.buffers.is_none() {
+            self.buffers = Some(BounceBuffers::new(threads, contexts)?);
+        }
+        Ok(())
     }
 
-    /// Unpins all of it that is pinned.
+    /// Makes copies through the buffers.
+    ///
+    /// # Errors
+    /// A driver call failed. Nothing is under way then.
+    pub fn bounce(&mut self, parts: &[Part]) -> Result<(), DriverError> {
+        match &mut self.buffers {
+            Some(buffers) if !parts.is_empty() => buffers.copy(parts),
+            _ => Ok(()),
+        }
+    }
+
+    /// Unpins all of it that is pinned, and the buffers.
     ///
     /// # Errors
     /// A driver call failed.
     pub fn unpin(&mut self) -> Result<(), DriverError> {
+        if let Some(buffers) = &mut self.buffers {
+            buffers.unpin()?;
+            self.buffers = None;
+        }
         while let Some(Pinned { place, context }) = self.pinned.last() {
-            // SAFETY: it was pinned, and no copy is under way.
-            let unpin = || unsafe { driver::cuMemHostUnregister(self.at(place.start)) };
-            match context::within(*context, unpin) {
-                // The context has been reset or destroyed, with what was pinned in it.
-                Ok(NOT_PINNED) | Err(NO_CONTEXT | DESTROYED) => {}
-                Ok(result) => check("cuMemHostUnregister", result)?,
-                Err(result) => check("cuCtxPushCurrent", result)?,
-            }
+            pinning::unpin(self.at(place.start), *context)?;
             self.pinned.pop();
         }
         Ok(())
     }
 
+    /// Whether it, or a part of it, is pinned.
     pub fn is_pinned(&self) -> bool {
         !self.pinned.is_empty()
     }
 
-    /// The end of the longest copy from an offset on: the driver is given memory that was pinned by one call, or memory
-    /// that is not pinned.
-    pub fn copy_end(&self, offset: u64) -> u64 {
+    /// Whether there are buffers.
+    pub fn has_buffers(&self) -> bool {
+        self.buffers.is_some()
+    }
+
+    /// The end of the longest copy from an offset on, and whether it goes through the buffers. The driver is given memory
+    /// that was pinned by one call, or memory that is not pinned.
+    pub fn next_copy(&self, offset: u64) -> (u64, bool) {
         let next = self.pinned.partition_point(|pinned| pinned.place.end <= offset);
         match self.pinned.get(next) {
-            Some(Pinned { place, .. }) if place.start <= offset => place.end,
-            Some(Pinned { place, .. }) => place.start,
-            None => self.bytes(),
+            Some(Pinned { place, .. }) if place.start <= offset => (place.end, false),
+            Some(Pinned { place, .. }) => (place.start, self.has_buffers()),
+            None => (self.bytes(), self.has_buffers()),
         }
     }
 

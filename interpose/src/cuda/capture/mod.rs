@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `allocation` | an allocation to copy, and work in its context |
 //! | `error` | why that fails |
-//! | `mirror` | the launcher's memory, mapped and pinned |
+//! | `mirror` | the launcher's memory, mapped |
+//! | `pinning` | pins memory of the host |
 //! | `copy` | copies, over several streams |
+//! | `bounce` | copies of what is not pinned, by threads through pinned buffers |
 //! | `hash` | a hash of each chunk, computed on the device |
 //! | `changed` | finds and copies the chunks that have changed |
 //! | `hashing_policy` | whether hashing is faster than copying |
@@ -15,16 +17,19 @@
 //! no stream capture is disturbed while the program runs.
 
 mod allocation;
+mod bounce;
 mod changed;
 mod copy;
 mod error;
 mod hash;
 mod hashing_policy;
 mod mirror;
+mod pinning;
 mod ranges;
 #[cfg(test)]
 mod tests;
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
@@ -51,6 +56,8 @@ pub(crate) struct Room {
     pub more_bytes: u64,
     /// The mirror has content beyond `used` too.
     pub is_partial: bool,
+    /// How many threads copy through pinned buffers; 0: the mirror is pinned.
+    pub copy_threads: u64,
 }
 
 /// Hashes the chunks of allocations; those that cannot be hashed have none. Nothing may run on the devices meanwhile.
@@ -89,8 +96,8 @@ pub(crate) struct Mirror {
 unsafe impl Send for Mirror {}
 
 impl Mirror {
-    /// Maps the launcher's file to copy back from it, and pins the sorted ranges `used` of it for the devices of the
-    /// contexts. What cannot be pinned is used unpinned.
+    /// Maps the launcher's file to copy back the sorted ranges `used` of it to the devices of the contexts: it is pinned, or
+    /// `copy_threads` threads copy through pinned buffers. What cannot be pinned is used unpinned.
     ///
     /// # Errors
     /// Why it cannot be mapped.
@@ -99,12 +106,13 @@ impl Mirror {
         bytes: u64,
         contexts: &[CUcontext],
         used: &[Range<u64>],
+        copy_threads: u64,
     ) -> Result<Self, CaptureError> {
         let _relaxed = Relaxed::begin();
         let memory = Memory::map(file, bytes)?;
         let mut mirror = Self { memory, hashers: Vec::new(), shortcomings: Vec::new() };
         mirror.memory.allocate(used, 0)?;
-        mirror.pin(used, contexts);
+        mirror.pin(used, contexts, copy_threads);
         Ok(mirror)
     }
 
@@ -147,7 +155,7 @@ impl Mirror {
             self.memory.free_all_but(&room.used)?;
         }
         self.memory.allocate(&room.used, room.more_bytes)?;
-        self.pin(&room.used, contexts);
+        self.pin(&room.used, contexts, room.copy_threads);
         self.hashers.retain(Hasher::is_alive);
         for context in contexts {
             if hashing_policy::is_ruled_out() || self.hashers.iter().any(|hasher| hasher.context == *context)
@@ -162,7 +170,12 @@ impl Mirror {
         Ok(())
     }
 
-    fn pin(&mut self, used: &[Range<u64>], contexts: &[CUcontext]) {
+    fn pin(&mut self, used: &[Range<u64>], contexts: &[CUcontext], copy_threads: u64) {
+        let buffers = NonZeroUsize::new(copy_threads as usize)
+            .map(|threads| self.memory.add_buffers(threads, contexts));
+        if matches!(buffers, Some(Ok(()))) {
+            return;
+        }
         if let Err(error) = self.memory.pin(used, contexts) {
             self.shortcomings.push(format!("the mirror is not pinned: {}", describe(&error)));
         }
@@ -227,7 +240,7 @@ impl Mirror {
     ///
     /// # Errors
     /// A driver call failed, the allocations do not have all of the part, or the window is too small.
-    pub fn read(&self, allocations: &[MappedAllocation], piece: Piece) -> Result<(), CaptureError> {
+    pub fn read(&mut self, allocations: &[MappedAllocation], piece: Piece) -> Result<(), CaptureError> {
         self.copy_pieces(Direction::ToMirror, allocations, &[piece])
     }
 
@@ -235,18 +248,18 @@ impl Mirror {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn write(&self, allocations: &[MappedAllocation], pieces: &[Piece]) -> Result<(), CaptureError> {
+    pub fn write(&mut self, allocations: &[MappedAllocation], pieces: &[Piece]) -> Result<(), CaptureError> {
         self.copy_pieces(Direction::ToDevice, allocations, pieces)
     }
 
     fn copy_pieces(
-        &self,
+        &mut self,
         direction: Direction,
         allocations: &[MappedAllocation],
         pieces: &[Piece],
     ) -> Result<(), CaptureError> {
         let _relaxed = Relaxed::begin();
-        let mut copies = Vec::new();
+        let mut copies = Copies::default();
         for &Piece { offset, bytes, at } in pieces {
             if at.checked_add(bytes).is_none_or(|end| end > self.memory.bytes()) {
                 let mirror_bytes = self.memory.bytes();
@@ -260,15 +273,14 @@ impl Mirror {
                     continue;
                 }
                 let (address, to) = (allocation.address + (start - place.start), at + (start - part.start));
-                let copies = Copies::of(&mut copies, allocation.context)?;
-                copies.begin(direction, &self.memory, address, to, end - start)?;
+                copies.begin(direction, &self.memory, allocation.context, address, to, end - start)?;
                 copied_bytes += end - start;
             }
             if copied_bytes != bytes {
                 return Err(CaptureError::NotThere { bytes, offset });
             }
         }
-        Ok(copies.iter().try_for_each(Copies::finish)?)
+        Ok(copies.finish(&mut self.memory)?)
     }
 
     /// `None` if copying everything is faster, and there is memory for it.
@@ -280,7 +292,7 @@ impl Mirror {
         self.hashers.retain(Hasher::is_alive);
         let is_allocated = allocations.iter().all(|one| self.memory.is_allocated(one.place()));
         if (is_allocated || hashing_policy::is_ruled_out())
-            && !hashing_policy::should_hash(&self.memory, &mut self.hashers, allocations)?
+            && !hashing_policy::should_hash(&mut self.memory, &mut self.hashers, allocations)?
         {
             return Ok(None);
         }
@@ -296,21 +308,21 @@ impl Mirror {
         let _relaxed = Relaxed::begin();
         self.check(allocations)?;
         let mut copied_bytes = 0;
-        let mut copies = Vec::new();
+        let mut copies = Copies::default();
         for allocation in allocations {
-            let copies = Copies::of(&mut copies, allocation.context)?;
+            let context = allocation.context;
             let (used, zeroes) = allocation.used_and_zeroes();
             for part in zeroes {
-                copies.begin_zeroes(allocation.address + part.start, part.end - part.start)?;
+                copies.begin_zeroes(context, allocation.address + part.start, part.end - part.start)?;
             }
             for part in used {
                 let (address, offset) = (allocation.address + part.start, allocation.offset + part.start);
                 let bytes = part.end - part.start;
-                copies.begin(Direction::ToDevice, &self.memory, address, offset, bytes)?;
+                copies.begin(Direction::ToDevice, &self.memory, context, address, offset, bytes)?;
                 copied_bytes += bytes;
             }
         }
-        copies.iter().try_for_each(Copies::finish)?;
+        copies.finish(&mut self.memory)?;
         Ok(copied_bytes)
     }
 
@@ -320,25 +332,24 @@ impl Mirror {
     /// A driver call failed.
     pub fn fill_zeroes(allocations: &[MappedAllocation]) -> Result<(), CaptureError> {
         let _relaxed = Relaxed::begin();
-        let mut copies = Vec::new();
+        let mut copies = Copies::default();
         for allocation in allocations {
-            let copies = Copies::of(&mut copies, allocation.context)?;
             for part in allocation.used_and_zeroes().1 {
-                copies.begin_zeroes(allocation.address + part.start, part.end - part.start)?;
+                let (address, bytes) = (allocation.address + part.start, part.end - part.start);
+                copies.begin_zeroes(allocation.context, address, bytes)?;
             }
         }
-        Ok(copies.iter().try_for_each(Copies::finish)?)
+        Ok(copies.finish_zeroes()?)
     }
 
     /// Copies whole allocations to the mirror.
-    fn copy(&self, allocations: &[MappedAllocation]) -> Result<(), DriverError> {
-        let mut copies = Vec::new();
+    fn copy(&mut self, allocations: &[MappedAllocation]) -> Result<(), DriverError> {
+        let mut copies = Copies::default();
         for allocation in allocations {
-            let copies = Copies::of(&mut copies, allocation.context)?;
-            let MappedAllocation { address, offset, bytes, .. } = *allocation;
-            copies.begin(Direction::ToMirror, &self.memory, address, offset, bytes)?;
+            let MappedAllocation { context, address, offset, bytes, .. } = *allocation;
+            copies.begin(Direction::ToMirror, &self.memory, context, address, offset, bytes)?;
         }
-        copies.iter().try_for_each(Copies::finish)
+        copies.finish(&mut self.memory)
     }
 
     fn check(&self, allocations: &[MappedAllocation]) -> Result<(), CaptureError> {
@@ -355,9 +366,14 @@ impl Mirror {
         }
     }
 
-    /// Whether the mirror is pinned, so that copies are fast.
+    /// Whether the mirror is pinned.
     pub fn is_pinned(&self) -> bool {
         self.memory.is_pinned()
+    }
+
+    /// Whether the mirror is pinned or has pinned buffers, so that copies are fast.
+    pub fn is_ready(&self) -> bool {
+        self.memory.is_pinned() || self.memory.has_buffers()
     }
 
     /// Its size, in bytes.

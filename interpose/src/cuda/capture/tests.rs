@@ -69,6 +69,7 @@ pub(super) struct Job {
     pub contexts: Vec<CUcontext>,
     pub allocations: Vec<MappedAllocation>,
     pub file: File,
+    pub copy_threads: u64,
 }
 
 impl Job {
@@ -91,7 +92,7 @@ impl Job {
             }
         }
         let file = tempfile::tempfile_in("/dev/shm").expect("a file");
-        let job = Self { contexts, allocations, file };
+        let job = Self { contexts, allocations, file, copy_threads: 0 };
         job.file.set_len(job.bytes()).expect("a length");
         for (index, allocation) in job.allocations.iter().enumerate() {
             job.write(index, 0, &noise(index as u64 + 1, allocation.bytes as usize));
@@ -143,7 +144,8 @@ impl Job {
     }
 
     pub fn stage(&self) -> Mirror {
-        self.stage_with(&Room { used: vec![0..self.bytes()], ..Room::default() })
+        let (used, copy_threads) = (vec![0..self.bytes()], self.copy_threads);
+        self.stage_with(&Room { used, copy_threads, ..Room::default() })
     }
 
     fn stage_with(&self, room: &Room) -> Mirror {
@@ -162,7 +164,12 @@ impl Job {
             let used = used_chunks(allocation.bytes, &allocation.hashes).into_iter();
             used.map(|part| allocation.offset + part.start..allocation.offset + part.end)
         });
-        Room { used: bounded(used.collect()), more_bytes: more_chunks * CHUNK_BYTES, is_partial: false }
+        Room {
+            used: bounded(used.collect()),
+            more_bytes: more_chunks * CHUNK_BYTES,
+            is_partial: false,
+            copy_threads: self.copy_threads,
+        }
     }
 
     /// Captures once, staging included.
@@ -341,8 +348,8 @@ fn it_comes_back_as_it_was() {
     }
     let file = job.file.try_clone().expect("a descriptor");
     let whole = 0..job.bytes();
-    let mut mirror =
-        Mirror::map(file.into(), job.bytes(), &job.contexts, std::slice::from_ref(&whole)).expect("mapped");
+    let mut mirror = Mirror::map(file.into(), job.bytes(), &job.contexts, std::slice::from_ref(&whole), 0)
+        .expect("mapped");
     mirror.copy_back(&job.allocations).expect("copied");
     assert!(mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
     mirror.unpin().expect("unpinned");
@@ -400,7 +407,8 @@ fn zeroes_take_no_memory() {
     job.write(0, 0, &vec![9; 6 * CHUNK]);
     job.write(1, 0, &vec![9; 2 * CHUNK]);
     let file = job.file.try_clone().expect("a descriptor");
-    let mut mirror = Mirror::map(file.into(), job.bytes(), &job.contexts, &job.room(0).used).expect("mapped");
+    let mut mirror =
+        Mirror::map(file.into(), job.bytes(), &job.contexts, &job.room(0).used, 0).expect("mapped");
     assert_eq!(mirror.copy_back(&job.allocations).expect("copied"), 4 * CHUNK_BYTES);
     assert_eq!(job.used_chunks(), 4);
     assert!(before == [job.read(0), job.read(1)]);
@@ -489,6 +497,106 @@ fn a_driver_that_compiles_nothing_copies_everything() {
     // It may have been for want of memory.
     job.capture().expect("captured");
     assert_eq!(job.has_hashes(), [true]);
+}
+
+/// What is not a multiple of the buffers' size, several devices, and more threads than there is to copy.
+#[test]
+fn threads_copy_what_is_not_pinned_there_and_back() {
+    let settings = [("CKPT_CAPTURE", "all"), ("SIMCUDA_DEVICES", "2")];
+    if !is_on_gpu("threads_copy_what_is_not_pinned_there_and_back", &settings) {
+        return;
+    }
+    for copy_threads in [1, 3, 100] {
+        let mut job = Job::new(2, &[33 * CHUNK, CHUNK + 4096, 8]);
+        job.copy_threads = copy_threads;
+        let mut mirror = job.stage();
+        assert!(mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
+        assert!(!mirror.is_pinned() && mirror.is_ready());
+        for change in [1, 2] {
+            job.write(3, 5 * CHUNK, &noise(change, 2 * CHUNK));
+            assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
+            assert!(job.is_mirrored());
+        }
+        mirror.unpin().expect("unpinned");
+        assert!(!mirror.is_ready());
+        // Slower, and as right.
+        job.write(0, CHUNK, &[1, 2, 3]);
+        assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
+        assert!(job.is_mirrored());
+        drop(mirror);
+        let before: Vec<Vec<u8>> = (0..6).map(|allocation| job.read(allocation)).collect();
+        for (allocation, before) in before.iter().enumerate() {
+            job.write(allocation, 0, &vec![0; before.len()]);
+        }
+        let (file, whole) = (job.file.try_clone().expect("a descriptor"), [0..job.bytes()]);
+        let mut mirror =
+            Mirror::map(file.into(), job.bytes(), &job.contexts, &whole, copy_threads).expect("mapped");
+        assert_eq!(mirror.copy_back(&job.allocations).expect("copied"), job.bytes());
+        assert!(!mirror.is_pinned() && mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
+        drop(mirror);
+        for (allocation, before) in before.iter().enumerate() {
+            assert!(job.read(allocation) == *before, "allocation {allocation}");
+        }
+    }
+}
+
+#[test]
+fn threads_copy_what_has_changed() {
+    if !is_on_gpu("threads_copy_what_has_changed", &[CHANGED, ("SIMCUDA_DEVICES", "2")]) {
+        return;
+    }
+    let mut job = Job::new(2, &[6 * CHUNK, CHUNK]);
+    job.copy_threads = 3;
+    assert_eq!(job.capture(), Ok(job.sizes()));
+    assert!(job.is_mirrored());
+    job.write(2, CHUNK, &[1, 2, 3]);
+    job.write(3, 0, &[4]);
+    assert_eq!(job.capture(), Ok(vec![0, 0, CHUNK_BYTES, CHUNK_BYTES]));
+    assert!(job.is_mirrored());
+}
+
+/// An error of one thread ends all; the buffers are not given back while something is copied to them.
+#[test]
+fn a_thread_that_fails_leaves_nothing_under_way() {
+    for number in ["1", "2", "9", "9+"] {
+        let fault = format!("cuMemcpyDtoHAsync_v2:{number}=CUDA_ERROR_UNKNOWN");
+        let settings = [("CKPT_CAPTURE", "all"), ("SIMCUDA_FAULT", &fault), ("SIMCUDA_COPY_GBPS", "0.2")];
+        if !is_on_gpu("a_thread_that_fails_leaves_nothing_under_way", &settings) {
+            continue;
+        }
+        let mut job = Job::new(1, &[12 * CHUNK]);
+        job.copy_threads = 3;
+        let mut mirror = job.stage();
+        let error = job.capture_to(&mut mirror).expect_err("the driver's");
+        assert!(error.contains("cuMemcpyDtoHAsync") && error.contains("CUDA_ERROR_UNKNOWN"), "{error}");
+        assert_eq!(job.has_hashes(), [false]);
+        mirror.unpin().expect("unpinned");
+        drop(mirror);
+        return;
+    }
+}
+
+/// Threads that cannot have buffers, or a mirror that is pinned in part.
+#[test]
+fn what_has_no_buffers_is_pinned() {
+    let fault = ("SIMCUDA_FAULT", "cuMemHostRegister_v2:1=CUDA_ERROR_OUT_OF_MEMORY");
+    if !is_on_gpu("what_has_no_buffers_is_pinned", &[CHANGED, fault]) {
+        return;
+    }
+    let mut job = Job::new(1, &[5 * CHUNK]);
+    job.copy_threads = 2;
+    let (used, copy_threads) = (vec![CHUNK_BYTES..3 * CHUNK_BYTES], 2);
+    let mut mirror = job.stage_with(&Room { used, copy_threads, more_bytes: job.bytes(), is_partial: false });
+    assert!(mirror.is_pinned() && mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
+    assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
+    assert!(job.is_mirrored());
+    // Now there are buffers for what is not pinned.
+    job.write(0, 0, &noise(9, 5 * CHUNK));
+    mirror.get_ready(&job.contexts, &job.room(0)).expect("ready");
+    assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
+    assert!(job.is_mirrored());
+    mirror.unpin().expect("unpinned");
+    assert!(!mirror.is_ready());
 }
 
 #[test]

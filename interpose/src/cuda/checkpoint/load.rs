@@ -75,7 +75,7 @@ fn batches(used: &[Range<u64>], window_bytes: u64) -> Vec<Batch> {
 ///
 /// # Errors
 /// A driver call failed, or the launcher cannot read the store.
-pub(super) fn load(window: &Mirror, ids: &[Id], link: &mut dyn Link) -> Result<u64, AttachError> {
+pub(super) fn load(window: &mut Mirror, ids: &[Id], link: &mut dyn Link) -> Result<u64, AttachError> {
     if ids.is_empty() {
         return Ok(0);
     }

@@ -310,9 +310,10 @@ impl Gpu for ProcessGpu {
             return Ok(());
         }
         let used = std::mem::take(if self.is_partial { &mut self.expected } else { &mut self.used });
+        let copy_threads = mirror.copy_threads;
         let room = match mirror.more_bytes {
-            Some(more_bytes) => Room { used, more_bytes, is_partial: self.is_partial },
-            None => Room { used: vec![0..mirror.bytes], ..Room::default() },
+            Some(more_bytes) => Room { used, more_bytes, is_partial: self.is_partial, copy_threads },
+            None => Room { used: vec![0..mirror.bytes], copy_threads, ..Room::default() },
         };
         self.mirror = Some(match self.kept.take() {
             Some(mut kept) if kept.serves(&mirror, &room) => {
@@ -335,7 +336,7 @@ impl Gpu for ProcessGpu {
 
     fn unstage(&mut self) {
         match self.mirror.take() {
-            Some(mirror) if mirror.mirror.is_pinned() => self.stale.extend(self.kept.replace(mirror)),
+            Some(mirror) if mirror.mirror.is_ready() => self.stale.extend(self.kept.replace(mirror)),
             other => self.stale.extend(other),
         }
     }
@@ -435,11 +436,17 @@ impl Gpu for ProcessGpu {
         let may_stay = delivered.as_ref().is_some_and(|delivered| delivered.may_stay);
         let attached = self.bring_back(delivered, pairs, link);
         if attached.is_ok() {
-            self.kept =
-                self.mirror.take().filter(|mirror| may_stay && mirror.may_stay() && mirror.mirror.protect());
+            let mut mirror = self.mirror.take();
+            self.kept = mirror.take_if(|mirror| may_stay && mirror.may_stay() && mirror.mirror.protect());
+            // While no work is under way, for which the driver would wait.
+            if let Some(mirror) = &mut mirror {
+                let _ = driver::retry(|| mirror.unpin());
+            }
             faults::hit("attach-done");
             enter(Phase::Running);
             gate::open();
+            // It takes long to unmap, for which the program need not wait.
+            drop(mirror);
         } else {
             self.abandon();
             enter(Phase::Lost);
@@ -646,7 +653,7 @@ impl ProcessGpu {
             used: readable.used.clone(),
         };
         faults::hit("detach-readable");
-        let window = &pinned.mirror;
+        let window = &mut pinned.mirror;
         link.hand_out(&message, deadline, &mut |piece| readable.read(window, piece))
             .map_err(DetachError::NotStored)
     }
@@ -688,7 +695,7 @@ impl ProcessGpu {
         offload::remap(&made)?;
         faults::hit("attach-mapped");
         let copied_bytes = match &mut self.mirror {
-            Some(window) if window.is_window() => load::load(&window.mirror, &made, link)?,
+            Some(window) if window.is_window() => load::load(&mut window.mirror, &made, link)?,
             mirror => {
                 driver::retry(|| transfer::copy_back(mirror.as_mut().map(|one| &mut one.mirror), &made))?
             }

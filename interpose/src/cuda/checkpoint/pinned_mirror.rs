@@ -25,6 +25,8 @@ pub struct Delivered {
     pub is_partial: bool,
     /// Whether the launcher leaves its file as it is until it is staged again.
     pub may_stay: bool,
+    /// How many threads copy through pinned buffers; 0: the mirror is pinned.
+    pub copy_threads: u64,
     /// The size of the file, if it is a window rather than a mirror.
     pub window_bytes: Option<u64>,
     /// Its file.
@@ -73,7 +75,7 @@ impl PinnedMirror {
     /// As [`Mirror::map`].
     pub fn map(delivered: Delivered, used: &[Range<u64>]) -> Result<Self, CaptureError> {
         let (removals, contexts, handles) = Self::contexts();
-        let mirror = Mirror::map(delivered.file, delivered.bytes, &handles, used)?;
+        let mirror = Mirror::map(delivered.file, delivered.bytes, &handles, used, delivered.copy_threads)?;
         Ok(Self { mirror, window_of: None, contexts, removals })
     }
 
@@ -83,7 +85,7 @@ impl PinnedMirror {
     /// As [`Mirror::map`].
     pub fn map_window(delivered: Delivered, window_bytes: u64) -> Result<Self, CaptureError> {
         let (removals, contexts, handles) = Self::contexts();
-        let mirror = Mirror::map(delivered.file, window_bytes, &handles, &[0..window_bytes])?;
+        let mirror = Mirror::map(delivered.file, window_bytes, &handles, &[0..window_bytes], 0)?;
         Ok(Self { mirror, window_of: Some(delivered.bytes), contexts, removals })
     }
 

@@ -81,7 +81,7 @@ impl Readable {
     }
 
     /// Copies a piece to the window; returns the reason if that fails.
-    pub fn read(&self, window: &Mirror, piece: Piece) -> Option<String> {
+    pub fn read(&self, window: &mut Mirror, piece: Piece) -> Option<String> {
         window.read(&self.mapped.allocations, piece).err().map(|error| describe(&error))
     }
 }
