@@ -692,6 +692,16 @@ fn a_job_that_changes_little_memory_survives() {
     job.survives(kills());
 }
 
+/// Threads copy device memory to the mirror and back, as they do with a large mirror and many CPUs.
+#[test]
+fn a_job_whose_memory_threads_copy_survives() {
+    for capture in ["changed", "all"] {
+        let mut job = GpuJob::in_c("little.c");
+        job.program.env("CKPT_CAPTURE", capture).env("CKPT_FAULT_COPY_THREADS", "3");
+        job.survives(few_kills());
+    }
+}
+
 /// Snapshots with and without hashes are equal byte for byte.
 #[test]
 fn unchanged_memory_is_not_read() {

@@ -21,6 +21,9 @@ const MEASURED_MIB: u64 = 256;
 /// What was parked does not come back: device memory is allocated again and copied back.
 const NOT_PARKED: &str = "cuMemImportFromShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
 
+/// Threads copy device memory, as they do with a large mirror and many CPUs.
+const COPY_THREADS: &str = "CKPT_FAULT_COPY_THREADS";
+
 fn job() -> Job {
     job_with("changed", JOB_MIB)
 }
@@ -94,7 +97,15 @@ fn a_partial_copy_takes_no_host_memory_between_checkpoints() {
 
 #[test]
 fn memory_that_cannot_be_parked_is_read_from_the_store() {
-    let job = job();
+    is_read_from_the_store(job());
+}
+
+#[test]
+fn memory_that_cannot_be_parked_is_copied_back_by_threads() {
+    is_read_from_the_store(job().with(COPY_THREADS, "3"));
+}
+
+fn is_read_from_the_store(job: Job) {
     let mut running = filled(&job);
     save(&job, &mut running);
     for _ in 0..2 {
