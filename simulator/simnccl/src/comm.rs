@@ -15,7 +15,7 @@ use crate::cuda::{self, Context, Pinned, Stream, call};
 use crate::meeting::Meeting;
 use crate::nvls::Nvls;
 use crate::proxy::Proxy;
-use crate::transport::Transport;
+use crate::transport::{Purpose, Transport};
 use crate::types::{Config, Error, Result, SUCCESS, UniqueId, warn};
 use crate::windows::{Request, Windows};
 use crate::{kernel, net};
@@ -37,6 +37,8 @@ pub(crate) struct Connected {
     works: Mutex<Works>,
     order: Mutex<Order>,
     meeting: Meeting,
+    /// Made by the first one, if they have connections of their own.
+    collectives: OnceLock<Transport>,
     transport: Transport,
     control: Pinned,
     function: Function,
@@ -190,8 +192,9 @@ impl Comm {
         };
         self.check_devices(&bootstrap)?;
         let function = Function::load()?;
-        let transport = Transport::connect(&bootstrap, self.context, self.device)?;
         let meeting = Meeting::prepare(&bootstrap, self.device)?;
+        let purpose = if meeting.is_late { Purpose::Pairs } else { Purpose::All };
+        let transport = Transport::connect(&bootstrap, self.context, self.device, purpose)?;
         let mut event = std::ptr::null_mut();
         call!(cuEventCreate(&raw mut event, 2))?;
         let ring = Pinned::create(self.context, RING * WORK_BYTES)?;
@@ -199,6 +202,7 @@ impl Comm {
             works: Mutex::new(Works { ring, next: 0, is_used: [false; RING], of_graphs: Vec::new() }),
             order: Mutex::new(Order { event, last: None }),
             meeting,
+            collectives: OnceLock::new(),
             transport,
             control: Pinned::create(self.context, CONTROL_BYTES)?,
             function,
@@ -232,8 +236,10 @@ impl Comm {
     /// # Errors
     /// `ncclInProgress`, or what went wrong.
     pub(crate) fn error(&self) -> Result {
-        let of_proxy =
-            || self.connected.get().and_then(|it| it.transport.proxy.as_ref()).map_or(0, Proxy::error);
+        let of_proxy = || {
+            let proxies = self.connected.get().into_iter().flat_map(Connected::proxies);
+            proxies.map(Proxy::error).find(|error| *error != 0).unwrap_or(0)
+        };
         let mismatch =
             || self.connected.get().map_or(0, |it| word(it.control.address + 4).load(Ordering::Acquire));
         match self.state.load(Ordering::Acquire) {
@@ -266,7 +272,14 @@ impl Comm {
     /// Waits for the ranks that calls need for the first time.
     pub(crate) fn meet(&self, calls: &[(Call, Stream)]) -> Result {
         let connected = self.connected()?;
-        connected.meeting.meet(&connected.bootstrap, &without_streams(calls))
+        let connect_all = || {
+            cuda::make_current(self.context)?;
+            let connect =
+                || Transport::connect(&connected.bootstrap, self.context, self.device, Purpose::Collectives);
+            let transport = cuda::outside_capture(connect)?;
+            connected.collectives.set(transport).map_err(|_| Error::InternalError)
+        };
+        connected.meeting.meet(&connected.bootstrap, &without_streams(calls), connect_all)
     }
 
     /// As [`Self::meet`] and [`Self::enqueue`], in a thread: the communicator is in progress meanwhile.
@@ -294,13 +307,13 @@ impl Comm {
         for (call, stream) in calls.iter().filter(|(call, _)| !call.kind.is_pairwise()) {
             let mut work = Work::of(call, self.rank, self.ranks);
             self.windows.apply(&mut work, call, self.rank, self.ranks);
-            connected.launch(&work, *stream)?;
+            connected.launch(&work, connected.for_collectives(), *stream)?;
         }
         let of_pairs = calls.iter().find(|(call, _)| call.kind.is_pairwise());
         match of_pairs {
             Some((_, stream)) => {
                 let rounds = Work::of_pairs(&pairs, self.rank)?;
-                rounds.iter().try_for_each(|round| connected.launch(round, *stream))
+                rounds.iter().try_for_each(|round| connected.launch(round, &connected.transport, *stream))
             }
             None => Ok(()),
         }
@@ -337,11 +350,9 @@ impl Comm {
         }
         if let Some(connected) = self.connected.get() {
             connected.works.lock().wait_for_all(&connected.control, None);
-            if let Some(proxy) = &connected.transport.proxy {
-                proxy.flush();
-            }
+            connected.proxies().for_each(Proxy::flush);
             // A peer may still read this rank's memory through the object.
-            if connected.transport.nvls.as_ref().is_some_and(Nvls::is_alone_in_process)
+            if connected.for_collectives().nvls.as_ref().is_some_and(Nvls::is_alone_in_process)
                 && self.error().is_ok()
             {
                 connected.bootstrap.barrier()?;
@@ -493,8 +504,19 @@ impl Connected {
         self.works.lock().wait_for_all(&self.control, Some(Instant::now() + ABORT_LIMIT));
     }
 
+    fn for_collectives(&self) -> &Transport {
+        self.collectives.get().unwrap_or(&self.transport)
+    }
+
+    fn proxies(&self) -> impl Iterator<Item = &Proxy> {
+        [Some(&self.transport), self.collectives.get()]
+            .into_iter()
+            .flatten()
+            .filter_map(|it| it.proxy.as_ref())
+    }
+
     /// Puts work into a stream.
-    fn launch(&self, work: &Work, stream: Stream) -> Result {
+    fn launch(&self, work: &Work, transport: &Transport, stream: Stream) -> Result {
         for (to, from, bytes) in &work.copies {
             call!(cuMemcpyDtoDAsync_v2(*to, *from, *bytes, stream.0))?;
         }
@@ -506,8 +528,8 @@ impl Connected {
         if !is_capturing && order.last.is_some_and(|last| last != stream) {
             call!(cuStreamWaitEvent(stream.0, order.event, 0))?;
         }
-        let descriptor = self.descriptor(work, is_capturing)?;
-        let arguments = [descriptor, self.transport.table.address, self.control.address];
+        let descriptor = self.descriptor(work, transport, is_capturing)?;
+        let arguments = [descriptor, transport.table.address, self.control.address];
         let mut pointers =
             arguments.each_ref().map(|argument| std::ptr::from_ref(argument).cast_mut().cast());
         let function = self.function.function;
@@ -522,8 +544,8 @@ impl Connected {
     }
 
     /// A descriptor of the work in pinned memory. Graphs keep theirs, for each of their launches.
-    fn descriptor(&self, work: &Work, is_kept: bool) -> Result<u64> {
-        let multicast = self.transport.nvls.as_ref().map(Nvls::addresses);
+    fn descriptor(&self, work: &Work, transport: &Transport, is_kept: bool) -> Result<u64> {
+        let multicast = transport.nvls.as_ref().map(Nvls::addresses);
         let words = work.words(self.bootstrap.rank, self.bootstrap.ranks, multicast);
         let mut works = self.works.lock();
         let address = if is_kept || work.descriptor_bytes() > WORK_BYTES {

@@ -269,8 +269,7 @@ impl Memory {
 
     /// Zeroes all of it.
     pub(crate) fn clear(&self) -> Result {
-        call!(cuMemsetD8_v2(self.address, 0, self.size_bytes))?;
-        call!(cuCtxSynchronize())
+        alone(|stream| call!(cuMemsetD8Async(self.address, 0, self.size_bytes, stream.0)))
     }
 
     fn free(&self) -> Result {
@@ -319,8 +318,15 @@ pub(crate) fn export_handle(handle: CUmemGenericAllocationHandle) -> Result<Owne
 
 /// Copies words to memory that kernels use.
 pub(crate) fn upload(address: u64, words: &[u64]) -> Result {
-    call!(cuMemcpyHtoD_v2(address, words.as_ptr().cast(), size_of_val(words)))?;
-    call!(cuCtxSynchronize())
+    alone(|stream| call!(cuMemcpyHtoDAsync_v2(address, words.as_ptr().cast(), size_of_val(words), stream.0)))
+}
+
+/// Does work on a stream of its own, and waits for it: a program may be capturing its streams.
+fn alone(begin: impl FnOnce(Stream) -> Result) -> Result {
+    let stream = Stream::create()?;
+    let done = begin(stream).and_then(|()| stream.synchronize());
+    stream.destroy();
+    done
 }
 
 /// Lets the current context access memory of another context of this process.

@@ -1,5 +1,6 @@
 //! Ranks wait for each other before the first work that needs their connections: NCCL makes these then, and the call of one
-//! rank returns when the others have called too. Seen with NCCL 2.28.9 on an H200 (docs/simcuda.md).
+//! rank returns when the others have called too. Seen with NCCL 2.28.9 on an H200 (docs/simcuda.md). The memory for
+//! collectives is made in that call, that for sends and receives with the communicator.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -25,7 +26,7 @@ pub(crate) struct Meeting {
     listener: TcpListener,
     addresses: Vec<SocketAddrV4>,
     /// Whether ranks are connected for collectives by the first one, and not when the communicator is made.
-    is_late: bool,
+    pub(crate) is_late: bool,
     is_aborted: AtomicBool,
     met: Mutex<Met>,
 }
@@ -67,15 +68,21 @@ impl Meeting {
         self.is_late && !met.are_all && call.ways(0, 1).is_none()
     }
 
-    /// Waits for the ranks that these calls need for the first time.
+    /// Waits for the ranks that these calls need for the first time. `connect_all` connects all ranks for collectives, in each
+    /// of them.
     ///
     /// # Errors
     /// `ncclRemoteError` if one of them has ended before, and `ncclInvalidUsage` after an abort. One that ends meanwhile is
     /// waited for.
-    pub(crate) fn meet(&self, bootstrap: &Bootstrap, calls: &[Call]) -> Result {
+    pub(crate) fn meet(
+        &self,
+        bootstrap: &Bootstrap,
+        calls: &[Call],
+        connect_all: impl FnOnce() -> Result,
+    ) -> Result {
         let mut met = self.met.lock();
         if calls.iter().any(|call| self.needs_all(call, &met)) {
-            bootstrap.barrier()?;
+            connect_all()?;
             met.are_all = true;
         }
         let ways = calls.iter().filter_map(|call| call.ways(bootstrap.rank, bootstrap.ranks)).flatten();

@@ -110,6 +110,22 @@ impl Offer {
     }
 }
 
+/// What connections are for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    All,
+    /// Sends and receives; there are others for collectives.
+    Pairs,
+    Collectives,
+}
+
+impl Purpose {
+    /// By which the ranks find each other's memory.
+    fn number(self, bootstrap: &Bootstrap) -> u64 {
+        if self == Self::Collectives { bootstrap.number.rotate_left(17) } else { bootstrap.number }
+    }
+}
+
 /// What the ranks of a communicator share. The fields are dropped in this order.
 pub(crate) struct Transport {
     kind: Kind,
@@ -156,13 +172,18 @@ fn at(base: u64, offset: usize) -> u64 {
 impl Transport {
     /// Connects a rank with all others. If they are on several machines, all use sockets. NCCL has those on the same one
     /// share memory all the same.
-    pub(crate) fn connect(bootstrap: &Bootstrap, context: Context, device: CUdevice) -> Result<Self> {
+    pub(crate) fn connect(
+        bootstrap: &Bootstrap,
+        context: Context,
+        device: CUdevice,
+        purpose: Purpose,
+    ) -> Result<Self> {
         let kind = if bootstrap.is_on_one_host()? { Kind::choose(device)? } else { Kind::Socket };
         warn(&format!("rank {} of {}: {kind:?}", bootstrap.rank, bootstrap.ranks));
         if kind == Kind::Socket {
             socket(bootstrap, context)
         } else {
-            shared(bootstrap, context, device, kind)
+            shared(bootstrap, context, device, kind, purpose)
         }
     }
 
@@ -181,21 +202,24 @@ fn file_of(number: u64, rank: usize) -> PathBuf {
     PathBuf::from(format!("/dev/shm/simnccl-{number:016x}-{rank}"))
 }
 
-fn create_file(bootstrap: &Bootstrap, size_bytes: usize) -> io::Result<File> {
+fn create_file(number: u64, rank: usize, size_bytes: usize) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    let file =
-        options.read(true).write(true).create_new(true).open(file_of(bootstrap.number, bootstrap.rank))?;
+    let file = options.read(true).write(true).create_new(true).open(file_of(number, rank))?;
     file.set_len(size_bytes as u64)?;
     Ok(file)
 }
 
-fn own_buffer(bootstrap: &Bootstrap, context: Context, device: CUdevice, kind: Kind) -> Result<Memory> {
+fn own_buffer(
+    (bootstrap, context, device): (&Bootstrap, Context, CUdevice),
+    number: u64,
+    kind: Kind,
+) -> Result<Memory> {
     let size_bytes = buffer_bytes(bootstrap.ranks);
     let memory = match kind {
         Kind::Mapped => Memory::create(context, device, size_bytes, false)?,
         Kind::HostMapped => Memory::create(context, device, size_bytes, true)?,
         Kind::HostFile => {
-            let file = create_file(bootstrap, size_bytes)?;
+            let file = create_file(number, bootstrap.rank, size_bytes)?;
             Memory::register(context, file.as_fd(), size_bytes)?
         }
         Kind::Legacy | Kind::Socket => Memory::allocate(context, size_bytes)?,
@@ -208,13 +232,13 @@ fn own_buffer(bootstrap: &Bootstrap, context: Context, device: CUdevice, kind: K
 fn peer_buffer(
     (bootstrap, context, device): (&Bootstrap, Context, CUdevice),
     offer: &Offer,
-    peer: usize,
+    (number, peer): (u64, usize),
     kind: Kind,
 ) -> Result<(u64, Option<Memory>)> {
     let size_bytes = buffer_bytes(bootstrap.ranks);
     let memory = match kind {
         Kind::Mapped | Kind::HostMapped => {
-            let descriptor = service::fetch(bootstrap.number, peer, service::BUFFER)?;
+            let descriptor = service::fetch(number, peer, service::BUFFER)?;
             let unit = 2 << 20;
             let mapped_bytes = size_bytes.next_multiple_of(unit);
             Memory::import(context, device, descriptor.as_fd(), mapped_bytes, kind == Kind::HostMapped)?
@@ -226,7 +250,7 @@ fn peer_buffer(
         }
         Kind::Legacy => Memory::open(context, offer.handle, size_bytes)?,
         Kind::HostFile => {
-            let file = OpenOptions::new().read(true).write(true).open(file_of(bootstrap.number, peer))?;
+            let file = OpenOptions::new().read(true).write(true).open(file_of(number, peer))?;
             Memory::register(context, file.as_fd(), size_bytes)?
         }
         Kind::Socket => return Err(Error::InternalError),
@@ -234,18 +258,36 @@ fn peer_buffer(
     Ok((memory.address, Some(memory)))
 }
 
-/// The kernels of one rank write to the memory of another.
-fn shared(bootstrap: &Bootstrap, context: Context, device: CUdevice, kind: Kind) -> Result<Transport> {
-    let (me, ranks) = (bootstrap.rank, bootstrap.ranks);
-    let buffer = Arc::new(own_buffer(bootstrap, context, device, kind)?);
-    let exported = Arc::clone(&buffer);
-    let service = match kind {
-        Kind::Mapped | Kind::HostMapped => Some(Service::start(bootstrap.number, me, move |_| {
-            cuda::make_current(context)?;
-            exported.export()
-        })?),
-        _ => None,
+/// Hands descriptors of a buffer to the peers, for kinds that are passed by them.
+fn serve(
+    buffer: &Arc<Memory>,
+    context: Context,
+    kind: Kind,
+    number: u64,
+    rank: usize,
+) -> Result<Option<Service>> {
+    if !matches!(kind, Kind::Mapped | Kind::HostMapped) {
+        return Ok(None);
+    }
+    let exported = Arc::clone(buffer);
+    let export = move |_| {
+        cuda::make_current(context)?;
+        exported.export()
     };
+    Ok(Some(Service::start(number, rank, export)?))
+}
+
+/// The kernels of one rank write to the memory of another.
+fn shared(
+    bootstrap: &Bootstrap,
+    context: Context,
+    device: CUdevice,
+    kind: Kind,
+    purpose: Purpose,
+) -> Result<Transport> {
+    let (me, ranks, number) = (bootstrap.rank, bootstrap.ranks, purpose.number(bootstrap));
+    let buffer = Arc::new(own_buffer((bootstrap, context, device), number, kind)?);
+    let service = serve(&buffer, context, kind, number, me)?;
     let handle = if kind == Kind::Legacy { buffer.ipc_handle()? } else { [0; 64] };
     let offer = Offer {
         kind: kind as u8,
@@ -264,7 +306,7 @@ fn shared(bootstrap: &Bootstrap, context: Context, device: CUdevice, kind: Kind)
         })?;
         let mut theirs = buffer.address;
         if peer != me {
-            let (address, memory) = peer_buffer((bootstrap, context, device), &offer, peer, kind)?;
+            let (address, memory) = peer_buffer((bootstrap, context, device), &offer, (number, peer), kind)?;
             theirs = address;
             peers.extend(memory);
         }
@@ -280,10 +322,11 @@ fn shared(bootstrap: &Bootstrap, context: Context, device: CUdevice, kind: Kind)
     }
     bootstrap.barrier()?;
     if kind == Kind::HostFile {
-        std::fs::remove_file(file_of(bootstrap.number, me))?;
+        std::fs::remove_file(file_of(number, me))?;
     }
     let table = table(context, ranks, &rows)?;
-    let nvls = if kind == Kind::Mapped { Nvls::connect(bootstrap, context, device)? } else { None };
+    let has_nvls = kind == Kind::Mapped && purpose != Purpose::Pairs;
+    let nvls = if has_nvls { Nvls::connect(bootstrap, context, device)? } else { None };
     Ok(Transport {
         kind,
         nvls,
