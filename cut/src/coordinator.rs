@@ -28,7 +28,7 @@ use crate::names::Member;
 mod failure;
 mod targets;
 
-pub use failure::{Blocker, Failure};
+pub use failure::{Blocker, Failure, NamedMember};
 use targets::{Aliases, Targets, targets};
 
 /// A rank: a process of the job. The caller gives the number.
@@ -368,10 +368,8 @@ fn blockers(id: RankId, rank: &Rank) -> Vec<Blocker> {
         return vec![Blocker::Silent { rank: id }];
     }
     if report.in_call > 0 {
-        let mut calls: Vec<_> = report.members.iter().map(|member| member.call.clone()).collect();
-        calls.retain(|call| !call.is_empty());
-        calls.sort_unstable();
-        calls.dedup();
+        let called = report.members.iter().filter(|one| !one.call.is_empty());
+        let calls = called.map(|one| (one.call.clone(), place(one.member, Some(one)))).collect();
         return vec![Blocker::InCall { rank: id, calls }];
     }
     let behind = rank.targets.iter().filter_map(|(member, target)| {
@@ -379,11 +377,15 @@ fn blockers(id: RankId, rank: &Rank) -> Vec<Blocker> {
         let sequence = known.map_or(0, |one| one.sequence);
         (sequence < *target).then(|| Blocker::Behind {
             rank: id,
-            communicator: member.communicator,
+            place: place(*member, known),
             sequence,
             target: *target,
             call: known.map_or_else(String::new, |one| one.call.clone()),
         })
     });
     behind.collect()
+}
+
+fn place(member: Member, known: Option<&MemberReport>) -> NamedMember {
+    NamedMember { member, role: known.map(|one| one.role) }
 }

@@ -28,7 +28,7 @@ mod messages;
 mod names;
 pub mod rank;
 
-pub use coordinator::{Blocker, Coordinator, Failure, RankId, Settings, State};
+pub use coordinator::{Blocker, Coordinator, Failure, NamedMember, RankId, Settings, State};
 pub use job::JobCut;
 pub use messages::{FromLauncher, MemberReport, NamedRank, Order, Report, Role, ToLauncher};
 pub use names::{Member, Name};

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::RankId;
-use crate::names::Name;
+use crate::messages::Role;
+use crate::names::{Member, Name};
 
 /// The tries of a request are used up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -14,6 +15,30 @@ pub struct Failure {
     pub blockers: Vec<Blocker>,
     /// Ranks that stood ready, with the calls that were parked.
     pub parked: Vec<(RankId, Vec<String>)>,
+}
+
+/// So many calls are named of a rank: it may send to many others.
+const MOST_CALLS: usize = 4;
+
+/// What a rank is in a communicator, or which pair of its ranks it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NamedMember {
+    /// The communicator, or pair, and the place in it.
+    pub member: Member,
+    /// Its kind; `None` if the rank has not reported it.
+    pub role: Option<Role>,
+}
+
+impl fmt::Display for NamedMember {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Member { communicator, index } = self.member;
+        match self.role {
+            Some(Role::Pair { of, from, to }) => {
+                write!(f, "in which rank {from} sends to rank {to} of communicator {of}")
+            }
+            _ => write!(f, "as rank {index} of communicator {communicator}"),
+        }
+    }
 }
 
 /// What an attempt waits for.
@@ -28,15 +53,15 @@ pub enum Blocker {
     InCall {
         /// The rank.
         rank: RankId,
-        /// Its last calls on its communicators.
-        calls: Vec<String>,
+        /// Its last calls on its communicators, and its places there.
+        calls: Vec<(String, NamedMember)>,
     },
     /// A rank has to take more steps on a communicator and does not reach them: it waits outside NCCL.
     Behind {
         /// The rank.
         rank: RankId,
-        /// The communicator.
-        communicator: Name,
+        /// Its place in the communicator.
+        place: NamedMember,
         /// Its steps so far.
         sequence: u64,
         /// The steps that other ranks have begun.
@@ -68,18 +93,20 @@ impl Blocker {
         match self {
             Self::Silent { rank } => format!("{} has not answered", name(*rank)),
             Self::InCall { rank, calls } => {
-                let last = match calls.join(", ") {
-                    none if none.is_empty() => none,
-                    calls => format!(" (the last on its communicators: {calls})"),
+                let named = calls.iter().take(MOST_CALLS).map(|(call, place)| format!("{call} {place}"));
+                let named = named.collect::<Vec<_>>().join(", ");
+                let last = match calls.len() {
+                    0 => String::new(),
+                    1..=MOST_CALLS => format!(" (the last on its communicators: {named})"),
+                    all => {
+                        format!(" (the last on its communicators: {named} and {} more)", all - MOST_CALLS)
+                    }
                 };
                 format!("{} is in a call of NCCL that does not return{last}", name(*rank))
             }
-            Self::Behind { rank, communicator, sequence, target, call } => {
+            Self::Behind { rank, place, sequence, target, call } => {
                 let after = if call.is_empty() { String::new() } else { format!(" after {call}") };
-                format!(
-                    "{} has begun {sequence} of {target} steps on communicator {communicator} and waits{after}",
-                    name(*rank)
-                )
+                format!("{} has begun {sequence} of {target} steps {place} and waits{after}", name(*rank))
             }
             Self::Incomplete { communicator, joined, ranks } => {
                 format!("communicator {communicator} is being created with {joined} of {ranks} ranks")

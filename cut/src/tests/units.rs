@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::{
-    Blocker, Coordinator, Failure, Member, MemberReport, Name, Order, RankId, Report, Role, Settings, State,
+    Blocker, Coordinator, Failure, Member, MemberReport, Name, NamedMember, Order, RankId, Report, Role,
+    Settings, State,
 };
 
 const SETTINGS: Settings =
@@ -143,14 +144,30 @@ fn a_failure_names_ranks_and_calls_after_a_back_off() {
     let State::Failed(failure) = coordinator.state() else { panic!("{:?}", coordinator.state()) };
     assert_eq!(
         failure.to_string(),
-        "the ranks did not reach a common step in 2 attempts: rank 1 has begun 2 of 3 steps on communicator 00000001 \
-         and waits after ncclAllReduce; rank 2 is in a call of NCCL that does not return (the last on its \
-         communicators: ncclAllReduce); rank 3 has not answered; rank 0 is parked before ncclBroadcast"
+        "the ranks did not reach a common step in 2 attempts: rank 1 has begun 2 of 3 steps as rank 1 of communicator \
+         00000001 and waits after ncclAllReduce; rank 2 is in a call of NCCL that does not return (the last on its \
+         communicators: ncclAllReduce as rank 2 of communicator 00000001); rank 3 has not answered; rank 0 is parked before ncclBroadcast"
     );
     let releases = coordinator.take_orders().into_iter().filter(|(_, order)| *order == Order::Release);
     assert_eq!(releases.count(), 8);
     coordinator.request(seconds(30));
     assert_eq!(*coordinator.state(), State::Counting);
+}
+
+#[test]
+fn a_rank_that_sends_to_many_is_described_in_a_few_words() {
+    let of = Name(1 << 96);
+    let calls = (1..7).map(|to| {
+        let member = Member { communicator: of.pair(0, to), index: 0 };
+        ("ncclSend".to_owned(), NamedMember { member, role: Some(Role::Pair { of, from: 0, to }) })
+    });
+    let blockers = vec![Blocker::InCall { rank: RankId(0), calls: calls.collect() }];
+    let text = Failure { attempts: 1, blockers, parked: Vec::new() }.to_string();
+    let first = "ncclSend in which rank 0 sends to rank 1 of communicator 00000001, ncclSend in which";
+    assert!(
+        text.contains(first) && text.ends_with("to rank 4 of communicator 00000001 and 2 more)"),
+        "{text}"
+    );
 }
 
 #[test]

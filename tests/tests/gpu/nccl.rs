@@ -257,7 +257,9 @@ fn ranks_that_wait_on_the_host_for_parked_ones_run_on_unharmed() {
     });
     fs::remove_file(of_job("hold")).expect("the file is there");
     assert!(
-        said.contains("in 3 attempts") && said.contains("ncclAllReduce") && said.contains("waits"),
+        said.contains("in 3 attempts")
+            && said.contains(" steps as rank 0 of communicator ")
+            && said.contains("waits after ncclAllReduce"),
         "{said}"
     );
     assert_eq!(running.wait(), 0, "{}", running.said());

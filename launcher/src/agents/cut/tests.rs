@@ -177,8 +177,8 @@ fn a_failure_names_processes_and_calls_and_releases_all() {
             *reason,
             format!(
                 "the ranks did not reach a common step in 2 attempts: process 2 of the job ({outside} outside) (/bin/2) \
-                 has begun 4 of 5 steps on communicator 00000001 and waits after ncclAllReduce; process 1 of the job \
-                 ({outside} outside) (/bin/1) is parked before ncclBroadcast"
+                 has begun 4 of 5 steps as rank 1 of communicator 00000001 and waits after ncclAllReduce; process 1 of \
+                 the job ({outside} outside) (/bin/1) is parked before ncclBroadcast"
             )
         );
     });
