@@ -12,7 +12,7 @@ use crate::bootstrap::Bootstrap;
 use crate::cuda::{self, Context, Memory, call};
 use crate::kernel::{SLOT_BYTES, SLOTS};
 use crate::service::{self, Service};
-use crate::types::{Error, Result};
+use crate::types::{Error, Result, warn};
 
 /// What a peer asks the service of rank 0 for.
 pub(crate) const OBJECT: u8 = 1;
@@ -80,6 +80,7 @@ impl Nvls {
         call!(cuMulticastGetGranularity(&raw mut unit, &raw const properties, 0))?;
         let size_bytes = NEEDED_BYTES.next_multiple_of(unit);
         let properties = CUmulticastObjectProp { size: size_bytes, ..properties };
+        warn(&format!("rank {} of {}: a multicast object", bootstrap.rank, bootstrap.ranks));
         let (object, service) = object(bootstrap, context, &properties)?;
         call!(cuMulticastAddDevice(object, device))?;
         let memory = Memory::create(context, device, size_bytes, false)?;

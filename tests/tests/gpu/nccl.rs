@@ -52,6 +52,30 @@ fn ranks_of(program: &str, count: u32, variables: &[(&str, &str)], steps: u32) -
     })
 }
 
+/// What the tests below say of the memory between ranks is so under ckpt-run too.
+#[test]
+fn ranks_share_the_memory_that_these_tests_are_about() {
+    for (variables, kind, has_multicast) in [
+        (SOCKETS, "Socket", false),
+        (COPIED_BACK, "Socket", false),
+        (P2P, "Mapped", false),
+        (HOST, "HostMapped", false),
+        (LEGACY, "Legacy", false),
+        (AUTO, "Mapped", true),
+    ] {
+        let mut job = ranks_with(2, variables, 2);
+        job.program.env("NCCL_DEBUG", "INFO");
+        let mut running = job.start();
+        assert_eq!(running.wait(), 0, "{}", running.said());
+        let said = running.said();
+        for rank in 0..2 {
+            assert!(said.contains(&format!("simnccl: rank {rank} of 2: {kind}\n")), "{variables:?}: {said}");
+            let joins = said.contains(&format!("simnccl: rank {rank} of 2: a multicast object\n"));
+            assert_eq!(joins, has_multicast, "{variables:?}: {said}");
+        }
+    }
+}
+
 #[test]
 fn two_ranks_over_sockets_survive() {
     ranks(2, SOCKETS).survives(few_kills());
