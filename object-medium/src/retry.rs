@@ -4,6 +4,8 @@
 use object_store::Error;
 use std::fmt::Display;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
@@ -20,6 +22,9 @@ pub struct Retry {
     pub stall: Duration,
     /// An attempt times out when it is slower than this, on average.
     pub slowest_bytes_per_s: u64,
+    /// Set once an operation has failed after `give_up_after`. From then on all operations that share it fail at once: where
+    /// many questions are asked, only the first waits for a store that does not answer.
+    pub has_given_up: Option<Arc<AtomicBool>>,
 }
 
 impl Default for Retry {
@@ -30,6 +35,7 @@ impl Default for Retry {
             longest_pause: Duration::from_secs(15),
             stall: Duration::from_secs(30),
             slowest_bytes_per_s: 64 << 10,
+            has_given_up: None,
         }
     }
 }
@@ -53,6 +59,7 @@ impl Retry {
     {
         let mut backoff = Backoff::new(self);
         loop {
+            self.check(what)?;
             let reason = match timeout(self.attempt_limit(bytes), attempt()).await {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(error)) if !is_temporary(&error) => return Err(to_io(what, error)),
@@ -60,6 +67,16 @@ impl Retry {
                 Err(_) => self.too_slow(bytes),
             };
             backoff.pause(what, &reason).await?;
+        }
+    }
+
+    /// Fails if an operation has failed before for want of an answer, and others are not to wait for one.
+    pub(crate) fn check(&self, what: &str) -> io::Result<()> {
+        match &self.has_given_up {
+            Some(flag) if flag.load(Ordering::Relaxed) => {
+                Err(failure(io::ErrorKind::TimedOut, what, &"the object store has not answered before"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -89,6 +106,9 @@ impl<'a> Backoff<'a> {
     pub(crate) async fn pause(&mut self, what: &str, reason: &str) -> io::Result<()> {
         let since = *self.failing_since.get_or_insert_with(Instant::now);
         if since.elapsed() + self.pause > self.retry.give_up_after {
+            if let Some(flag) = &self.retry.has_given_up {
+                flag.store(true, Ordering::Relaxed);
+            }
             let reason = format!("{reason} (retried for {:?})", self.retry.give_up_after);
             return Err(failure(io::ErrorKind::TimedOut, what, &reason));
         }
@@ -167,7 +187,30 @@ mod tests {
             longest_pause: Duration::from_millis(10),
             stall: Duration::from_millis(20),
             slowest_bytes_per_s: 1 << 20,
+            has_given_up: None,
         }
+    }
+
+    /// Many questions to a store that does not answer: the first one waits.
+    #[test]
+    fn after_one_operation_has_given_up_others_that_share_that_fail_at_once() {
+        let retry = Retry { has_given_up: Some(Arc::default()), ..quick() };
+        let asked = Cell::new(0);
+        let ask = |retry: &Retry, answers: bool| {
+            block_on(retry.run("asking", 0, || {
+                asked.set(asked.get() + 1);
+                async move { if answers { Ok(()) } else { Err(generic("connection reset")) } }
+            }))
+        };
+        ask(&retry, true).unwrap();
+        let error = ask(&retry, false).unwrap_err().to_string();
+        assert!(error.contains("connection reset (retried for 60ms)"), "{error}");
+        let before = asked.get();
+        let error = ask(&retry.clone(), true).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!(error.to_string(), "asking: the object store has not answered before");
+        assert_eq!(asked.get(), before);
+        ask(&quick(), true).unwrap();
     }
 
     fn generic(text: &str) -> Error {

@@ -31,9 +31,9 @@ struct Story {
     /// Whether another machine has continued the job since, as its object store says.
     #[serde(skip)]
     has_moved: bool,
-    /// Whether the next run starts from a snapshot.
+    /// Whether the next run starts from a snapshot, if that is known.
     #[serde(skip)]
-    can_be_resumed: bool,
+    can_be_resumed: Option<bool>,
     /// The newest of the snapshots that were lost with the memory of a launcher that died.
     #[serde(skip)]
     lost: Option<SnapshotId>,
@@ -79,7 +79,7 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
     let entries = if all { entries } else { shortened(entries) };
     let uncovered_files = uncovered_files(config, job).unwrap_or_default();
     // Of a store that cannot be read, other commands say so.
-    let can_be_resumed = !died_without_a_word || can_be_resumed(config, job).unwrap_or(true);
+    let can_be_resumed = if died_without_a_word { can_be_resumed(config, job).ok() } else { None };
     let job = job.key().to_string();
     Ok(Story { job, running, died_without_a_word, has_moved, can_be_resumed, lost, entries, uncovered_files })
 }
@@ -205,10 +205,12 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
     if story.died_without_a_word {
         let to_do = if story.has_moved {
             "look on the machine that has continued the job: `ckpt-run status` says whether it has ended"
-        } else if story.can_be_resumed {
-            "run the same command again: it resumes from the newest snapshot"
         } else {
-            "run the same command again: it starts from the beginning"
+            match story.can_be_resumed {
+                Some(true) => "run the same command again: it resumes from the newest snapshot",
+                Some(false) => "run the same command again: it starts from the beginning",
+                None => "run the same command again: it resumes from the newest snapshot, if there is one",
+            }
         };
         let lost = story.lost.as_ref().map_or_else(String::new, |id| {
             format!("; snapshots up to {id} were in memory only (--persist-every), and are lost")
@@ -327,7 +329,7 @@ mod tests {
         let story = Story {
             job: "j".into(),
             running: false,
-            can_be_resumed: true,
+            can_be_resumed: Some(true),
             died_without_a_word: true,
             has_moved: false,
             lost: Some(SnapshotId::new(9, SystemTime::UNIX_EPOCH)),

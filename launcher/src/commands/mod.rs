@@ -25,15 +25,36 @@ use crate::cli::config::Config;
 use crate::cli::man;
 use crate::container::auto::{self, Auto};
 use crate::supervise;
+use crate::sys::deadline::{RECORD_STALL_TIMEOUT, STORE_LOOK_RETRY_TIMEOUT};
 use anyhow::Result;
+use ckpt_object_medium::Retry;
 use ckpt_snapshot::Marks;
 use std::io;
+use std::sync::Arc;
+
+/// Whether a command only reads records and manifests. It shows what there is on this machine without waiting long for
+/// an object store.
+fn only_reads(command: &Command) -> bool {
+    use Command::{Diff, Doctor, Explain, Logs, Ls, Report, Show, Status};
+    matches!(command, Diff(_) | Doctor(_) | Explain(_) | Logs(_) | Ls(_) | Report(_) | Show(_) | Status(_))
+}
 
 /// Performs a command and returns its exit code.
 ///
 /// # Errors
 /// The failure, for stderr; its type decides the exit code.
 pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
+    let mut config = config.clone();
+    if only_reads(&command) {
+        let has_given_up = Some(Arc::default());
+        config.store.retry = Retry {
+            give_up_after: STORE_LOOK_RETRY_TIMEOUT,
+            stall: RECORD_STALL_TIMEOUT,
+            has_given_up,
+            ..Retry::default()
+        };
+    }
+    let config = &config;
     match command {
         Command::Run(args) => {
             if auto == Auto::IfPossible {

@@ -31,8 +31,11 @@ impl Handover {
     /// # Errors
     /// Bad input: an address that contradicts the environment.
     pub fn of(options: &StoreOptions, dir: &JobDir) -> Result<Option<Self>> {
-        let retry =
-            Retry { give_up_after: STORE_RETRY_TIMEOUT, stall: RECORD_STALL_TIMEOUT, ..Retry::default() };
+        let retry = Retry {
+            give_up_after: STORE_RETRY_TIMEOUT.min(options.retry.give_up_after),
+            stall: RECORD_STALL_TIMEOUT,
+            ..options.retry.clone()
+        };
         let remote = tiers::uploaded_records(options, dir, Options { retry, ..Options::default() })?;
         let of = |remote| Self {
             remote,

@@ -284,6 +284,7 @@ fn of_system(kind: io::ErrorKind) -> Option<&'static str> {
         ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::AlreadyExists => {
             "Check whether the path is right: something else has that name"
         }
+        ErrorKind::TimedOut => "Check the address of the store, the network and its server, and try again",
         ErrorKind::OutOfMemory => "Let other programs use less memory, or give the machine more",
         // The reader of our output has closed it.
         ErrorKind::BrokenPipe => return None,

@@ -24,7 +24,10 @@ pub enum TagChange<'a> {
 /// When the marks of this machine, or the tags of all, cannot be read. Bad input: an address that contradicts the environment.
 pub fn of_all_machines(options: &StoreOptions, dir: &JobDir) -> Result<Marks> {
     let mut marks = dir.marks()?;
-    let retry = Retry { give_up_after: STORE_RETRY_TIMEOUT, ..Retry::default() };
+    let retry = Retry {
+        give_up_after: STORE_RETRY_TIMEOUT.min(options.retry.give_up_after),
+        ..options.retry.clone()
+    };
     if let Some(shared) = tiers::uploaded_records(options, dir, Options { retry, ..Options::default() })? {
         marks.add_tags_of(&shared.marks()?);
     }
@@ -38,7 +41,7 @@ pub fn of_all_machines(options: &StoreOptions, dir: &JobDir) -> Result<Marks> {
 pub fn known(options: &StoreOptions, dir: &JobDir) -> Result<Marks> {
     of_all_machines(options, dir).or_else(|error| {
         let marks = dir.marks()?;
-        tracing::warn!("tags that other machines have set are not known: {error:#}");
+        tracing::warn!("tags that other machines have set are not known: {error}");
         Ok(marks)
     })
 }

@@ -5,7 +5,7 @@ use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
 use crate::sys::error::bad_input;
 use crate::sys::trust::Trust;
 use anyhow::{Result, anyhow};
-use ckpt_object_medium::{Pace, PausePolicy, StoreUrl};
+use ckpt_object_medium::{Pace, PausePolicy, Retry, StoreUrl};
 use ckpt_snapshot::JobDir;
 use ckpt_snapshot::codec::{Compression, Key};
 use serde::Deserialize;
@@ -48,6 +48,8 @@ pub struct StoreOptions {
     pub staging: StagingPlace,
     /// Which directories of other users are trusted.
     pub trust: Trust,
+    /// How long requests to object stores are retried.
+    pub retry: Retry,
 }
 
 impl StoreOptions {

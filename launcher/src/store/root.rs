@@ -34,7 +34,10 @@ impl Root {
     /// Bad input.
     pub fn open(options: &StoreOptions) -> Result<Self> {
         if let Some(url) = &options.url {
-            let retry = Retry { give_up_after: STORE_RETRY_TIMEOUT, ..Retry::default() };
+            let retry = Retry {
+                give_up_after: STORE_RETRY_TIMEOUT.min(options.retry.give_up_after),
+                ..options.retry.clone()
+            };
             return Self::at(options, url, Options { retry, ..Options::default() });
         }
         let local = trusted(options, StoreRoot::open)?.map_err(|error| match error {

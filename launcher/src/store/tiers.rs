@@ -95,7 +95,11 @@ pub fn open_at(
         ),
         _ => {}
     }
-    if let Some(medium) = uploads(options, dir, Options { pace: Arc::clone(pace), ..Options::default() })? {
+    if let Some(medium) = uploads(
+        options,
+        dir,
+        Options { pace: Arc::clone(pace), retry: options.retry.clone(), ..Options::default() },
+    )? {
         tiers.push(Tier::new(REMOTE, Box::new(on_medium(options, dir, medium, Limits::remote())), true));
     }
     Ok(Arc::new(Tiers::new(tiers)))
@@ -109,11 +113,15 @@ pub fn pack_stores(options: &StoreOptions, dir: &JobDir) -> Result<Vec<(&'static
     let home = if dir.records_medium().is_some() { REMOTE } else { DISK };
     let mut stores = vec![(home, packed(options, dir))];
     if home == DISK
-        && let Some(medium) = uploads(options, dir, Options::default())?
+        && let Some(medium) = uploads(options, dir, client(options))?
     {
         stores.push((REMOTE, on_medium(options, dir, medium, Limits::remote())));
     }
     Ok(stores)
+}
+
+fn client(options: &StoreOptions) -> Options {
+    Options { retry: options.retry.clone(), ..Options::default() }
 }
 
 /// The object store to which the snapshots of the job in `dir` are uploaded, if any. Nothing is sent yet.
@@ -172,7 +180,7 @@ pub fn alone(options: &StoreOptions, dir: &JobDir) -> PackStore {
 /// Bad input: an address that contradicts the environment.
 pub fn uploads_alone(options: &StoreOptions, dir: &JobDir) -> Result<Option<PackStore>> {
     let limits = Limits { shared: Some(Duration::ZERO), ..Limits::remote() };
-    Ok(uploads(options, dir, Options::default())?.map(|medium| on_medium(options, dir, medium, limits)))
+    Ok(uploads(options, dir, client(options))?.map(|medium| on_medium(options, dir, medium, limits)))
 }
 
 fn on_medium(options: &StoreOptions, dir: &JobDir, medium: Arc<dyn Medium>, limits: Limits) -> PackStore {

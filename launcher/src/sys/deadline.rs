@@ -64,6 +64,8 @@ pub const STORE_ANSWER_REPORT: Duration = Duration::from_secs(30);
 pub const STORE_ANSWER_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Total time for retries against an object store before a start, or a command, fails.
 pub const STORE_RETRY_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time for which a command that only reads retries requests to an object store. It asks no more after that.
+pub const STORE_LOOK_RETRY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time without progress after which a request for the job's record fails. The record is small.
 pub const RECORD_STALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause of an upload: one part is then sent, however busy the network is.

@@ -4,7 +4,9 @@
 use crate::keeper::{KEEPER, finish, start, step, unbroken};
 use ckpt_run_tests::{Running, Sandbox, programs, python, set_variables, until};
 use std::fs;
+use std::net::TcpListener;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const LAUNCHER_FAILED: i32 = 125;
 
@@ -59,6 +61,37 @@ fn a_start_does_not_wait_for_a_silent_store_for_ever() {
     assert!(!sandbox.path().join("ready").exists(), "the job has run");
     let job = start(&sandbox, "again", &[]);
     assert_eq!(finish(&sandbox, "again", job), unbroken(0));
+}
+
+/// An object store that accepts connections and never answers. Requests of a job are retried for minutes; commands that
+/// only read wait for one answer, however many jobs there are, and show what is on this machine.
+#[test]
+fn commands_that_only_read_do_not_wait_long_for_an_object_store() {
+    let sandbox = Sandbox::new();
+    for name in ["first", "second", "third"] {
+        let mut job = sandbox.start(name, ["--job", name, "--interval", "off", "--", "sleep", "1000"]);
+        job.until_answering(&sandbox);
+        sandbox.ok(["checkpoint", name]);
+        job.kill_everything();
+    }
+    let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let endpoint = format!("http://{}", server.local_addr().expect("an address"));
+    let credentials =
+        [("AWS_ACCESS_KEY_ID", "key"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_REGION", "here")];
+    for command in ["status", "ls", "explain"] {
+        let begun = Instant::now();
+        let mut command = sandbox.command(["--upload", "s3://bucket/place", command]);
+        command.envs(credentials).env("AWS_ENDPOINT_URL", &endpoint).env("AWS_ALLOW_HTTP", "true");
+        let output = command.output().expect("ckpt-run runs");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        for name in ["first", "second", "third"] {
+            assert!(said.contains(name), "{said}");
+        }
+        assert!(said.contains("the object store has not answered before"), "{said}");
+        assert_eq!(said.matches("(retried for 5s)").count(), 1, "{said}");
+        // A single request of a job would be retried for 5 minutes.
+        assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
+    }
 }
 
 /// A file system whose server never answers, so that not even SIGKILL ends a read.
