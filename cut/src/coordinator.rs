@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::messages::{MemberReport, Order, Report};
+use crate::messages::{MemberReport, Order, Report, Role};
 use crate::names::Member;
 
 mod failure;
@@ -368,8 +368,9 @@ fn blockers(id: RankId, rank: &Rank) -> Vec<Blocker> {
         return vec![Blocker::Silent { rank: id }];
     }
     if report.in_call > 0 {
-        let called = report.members.iter().filter(|one| !one.call.is_empty());
-        let calls = called.map(|one| (one.call.clone(), place(one.member, Some(one)))).collect();
+        let mut called: Vec<_> = report.members.iter().filter(|one| !one.call.is_empty()).collect();
+        called.sort_by_key(|one| matches!(one.role, Role::Pair { .. }));
+        let calls = called.iter().map(|one| (one.call.clone(), place(one.member, Some(one)))).collect();
         return vec![Blocker::InCall { rank: id, calls }];
     }
     let behind = rank.targets.iter().filter_map(|(member, target)| {

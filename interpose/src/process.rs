@@ -70,6 +70,18 @@ pub fn set_variable(name: &str, value: &str) {
     unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) };
 }
 
+/// How many CPUs the calling thread, and threads that it starts, may run on; as many as there can be if the kernel does not
+/// tell.
+pub fn cpus() -> usize {
+    let mut set = std::mem::MaybeUninit::<libc::cpu_set_t>::zeroed();
+    // SAFETY: the set has the size that is given.
+    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), set.as_mut_ptr()) };
+    // SAFETY: all zeroes is an empty set.
+    let set = unsafe { set.assume_init() };
+    // SAFETY: the set is initialised.
+    if result == 0 { unsafe { libc::CPU_COUNT(&set) as usize } } else { usize::MAX }
+}
+
 /// This process's start in clock ticks since boot, if `/proc` has it.
 ///
 /// A restored process has another start time than the one that was dumped: its task was recreated.

@@ -21,7 +21,7 @@ mod writer;
 
 pub use medium::{ObjectMedium, Options};
 pub use pace::Pace;
-pub use retry::Retry;
+pub use retry::{NoAnswer, Retry};
 pub use site::Site;
 pub use traffic::{Decision, InterfaceTraffic, PausePolicy, TrafficMonitor, sent_bytes};
 pub use url::{Service, StoreUrl, StoreUrlError};

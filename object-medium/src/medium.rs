@@ -129,7 +129,8 @@ impl ObjectMedium {
     /// # Errors
     /// The failed request, or the missing feature.
     pub fn check(&self, retry_timeout: Duration) -> io::Result<()> {
-        let retry = Retry { give_up_after: retry_timeout, ..self.shared.core.retry.clone() };
+        let retry = &self.shared.core.retry;
+        let retry = Retry { give_up_after: retry_timeout.min(retry.give_up_after), ..retry.clone() };
         let what = format!("listing {}", self.url);
         let prefix = self.prefix()?;
         let store = &self.shared.core.client.store;

@@ -88,6 +88,7 @@ impl Core {
 impl Reader {
     /// Fills `into` with the content at `offset`, with a new request after each failure.
     async fn fill(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.shared.core.retry.check(&self.what)?;
         let mut backoff = Backoff::new(&self.shared.core.retry);
         let mut done = 0;
         while done < into.len() {

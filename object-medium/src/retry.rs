@@ -2,7 +2,7 @@
 //! library's own retries are off, since it does not know which requests can be repeated safely.
 
 use object_store::Error;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,7 +74,7 @@ impl Retry {
     pub(crate) fn check(&self, what: &str) -> io::Result<()> {
         match &self.has_given_up {
             Some(flag) if flag.load(Ordering::Relaxed) => {
-                Err(failure(io::ErrorKind::TimedOut, what, &"the object store has not answered before"))
+                Err(no_answer(what, "the object store has not answered before"))
             }
             _ => Ok(()),
         }
@@ -110,8 +110,9 @@ impl<'a> Backoff<'a> {
                 flag.store(true, Ordering::Relaxed);
             }
             let reason = format!("{reason} (retried for {:?})", self.retry.give_up_after);
-            return Err(failure(io::ErrorKind::TimedOut, what, &reason));
+            return Err(no_answer(what, &reason));
         }
+        self.retry.check(what)?;
         tracing::debug!("{what}: {reason}; retrying in {:?}", self.pause);
         sleep(self.pause.mul_f64(jitter())).await;
         self.pause = (self.pause * 2).min(self.retry.longest_pause);
@@ -159,6 +160,22 @@ pub(crate) fn to_io(what: &str, error: Error) -> io::Error {
         },
     };
     failure(kind, what, &error)
+}
+
+/// A store does not answer: the error in an [`io::Error`] of the kind `TimedOut`.
+#[derive(Debug)]
+pub struct NoAnswer(String);
+
+impl Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NoAnswer {}
+
+fn no_answer(what: &str, reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, NoAnswer(format!("{what}: {}", on_one_line(reason))))
 }
 
 pub(crate) fn failure(kind: io::ErrorKind, what: &str, reason: &dyn Display) -> io::Error {

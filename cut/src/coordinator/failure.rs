@@ -1,5 +1,6 @@
 //! Why no cut was possible, by ranks and calls.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::RankId;
@@ -93,14 +94,16 @@ impl Blocker {
         match self {
             Self::Silent { rank } => format!("{} has not answered", name(*rank)),
             Self::InCall { rank, calls } => {
-                let named = calls.iter().take(MOST_CALLS).map(|(call, place)| format!("{call} {place}"));
-                let named = named.collect::<Vec<_>>().join(", ");
-                let last = match calls.len() {
-                    0 => String::new(),
-                    1..=MOST_CALLS => format!(" (the last on its communicators: {named})"),
-                    all => {
-                        format!(" (the last on its communicators: {named} and {} more)", all - MOST_CALLS)
-                    }
+                let (first, others) = calls.split_at(calls.len().min(MOST_CALLS));
+                let mut named: Vec<_> = first.iter().map(|(call, place)| format!("{call} {place}")).collect();
+                if !others.is_empty() {
+                    let calls: BTreeSet<_> = others.iter().map(|(call, _)| &**call).collect();
+                    let calls = calls.into_iter().collect::<Vec<_>>().join(", ");
+                    named.push(format!("{calls} on {} more", others.len()));
+                }
+                let last = match named.join(", ") {
+                    none if none.is_empty() => none,
+                    calls => format!(" (the last on its communicators: {calls})"),
                 };
                 format!("{} is in a call of NCCL that does not return{last}", name(*rank))
             }

@@ -165,7 +165,7 @@ fn a_rank_that_sends_to_many_is_described_in_a_few_words() {
     let text = Failure { attempts: 1, blockers, parked: Vec::new() }.to_string();
     let first = "ncclSend in which rank 0 sends to rank 1 of communicator 00000001, ncclSend in which";
     assert!(
-        text.contains(first) && text.ends_with("to rank 4 of communicator 00000001 and 2 more)"),
+        text.contains(first) && text.ends_with("to rank 4 of communicator 00000001, ncclSend on 2 more)"),
         "{text}"
     );
 }

@@ -256,7 +256,7 @@ fn removed(context: usize) {
 }
 
 /// The contents of a context were removed.
-fn contents_removed(context: usize) {
+pub(super) fn contents_removed(context: usize) {
     REMOVALS.fetch_add(1, SeqCst);
     if let Some(callbacks) = ON_REMOVAL.get() {
         (callbacks.contents_removed)(context as CUcontext);

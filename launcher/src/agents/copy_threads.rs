@@ -5,16 +5,14 @@
 //! | the mirror is pinned | devices copy to it at full speed; it is pinned while the job runs, and unpinned while it is paused |
 //! | threads copy through pinned buffers | nothing but these is pinned; it takes several CPUs |
 //!
-//! On an H200 with 16 CPUs, the first copies 1 GiB in 19 ms and unpins it in 16 ms; 8 threads copy it in 25 ms, 4 in 40 ms
-//! and 2 in 85 ms (docs/measurements.md).
-
-use super::mirrors::Holdings;
+//! On an H200 with 16 CPUs, the first copies 1 GiB in 19 ms and unpins it in 16 ms; 12 threads copy it in 23 ms, 8 in 25 ms,
+//! 4 in 40 ms and 2 in 85 ms (docs/measurements.md; the last three with buffers of 4 MiB instead of 2).
 
 /// More threads are not faster.
 const MOST_THREADS: u64 = 12;
 /// Fewer threads are not faster than a pinned mirror.
 const LEAST_THREADS: u64 = 6;
-/// A smaller mirror is pinned, copied to and unpinned within 40 ms.
+/// A smaller mirror is copied to and unpinned within 35 ms.
 const LEAST_BYTES: u64 = 1 << 30;
 
 /// How many threads of a process copy `used_bytes` of device memory, where so many `processes` do that at a time; 0: its
@@ -30,14 +28,6 @@ pub(super) fn copy_threads(used_bytes: u64, processes: usize) -> u64 {
 
 fn decide(used_bytes: u64, cpus: u64) -> u64 {
     if used_bytes < LEAST_BYTES || cpus < LEAST_THREADS { 0 } else { cpus.min(MOST_THREADS) }
-}
-
-impl Holdings {
-    /// [`copy_threads`] of a process whose mirror is copied back.
-    pub(super) fn copy_threads(&self, pid: u32) -> u64 {
-        let used_bytes = self.mirror(pid).map_or(0, super::mirrors::Mirror::allocated_bytes);
-        copy_threads(used_bytes, self.mirrors().count())
-    }
 }
 
 #[cfg(test)]

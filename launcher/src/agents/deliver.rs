@@ -8,6 +8,7 @@ use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::faults;
 use tracing::debug;
 
+use super::copy_threads::copy_threads;
 use super::refill::Refill;
 use super::stream::AgentStream;
 use super::{Shared, broker};
@@ -50,7 +51,7 @@ impl Shared {
         }
         let mirror = state.holdings.mirror(pid).cloned();
         let refill = state.holdings.refill(pid).filter(|_| hello.supports_loads);
-        let copy_threads = state.holdings.copy_threads(pid);
+        let mirrors = state.holdings.mirrors().count();
         drop(state);
         // A window has nothing that could be copied back.
         let mirror = mirror.filter(|mirror| mirror.window.is_none());
@@ -67,6 +68,10 @@ impl Shared {
         let is_partial = mirror.as_ref().is_some_and(|mirror| mirror.history.lock().is_freed());
         // A partial one is freed when its content is committed, which a pinned mapping would prevent.
         let may_stay = mirror.as_ref().is_some_and(|mirror| !mirror.is_partial && !is_partial);
+        // What was freed of a partial one comes from the store first.
+        let used_bytes =
+            mirror.as_ref().map_or(0, |one| if is_partial { one.bytes } else { one.allocated_bytes() });
+        let copy_threads = copy_threads(used_bytes, mirrors);
         let (mirror, parked) = (number, 0);
         let message = ToAgent::Deliver { mirror, bytes, parked, pairs, is_partial, may_stay, copy_threads };
         stream.send_with_files(&message, &files)?;

@@ -274,10 +274,16 @@ impl Agents {
             request.copy_threads = copy_threads(used_bytes, processes);
         }
         let sum = |bytes: fn(&MirrorRequest) -> u64| requests.iter().map(bytes).fold(0, u64::saturating_add);
+        let (growth_bytes, buffers_bytes) =
+            (sum(MirrorRequest::growth_bytes), sum(|one| one.copy_threads * COPY_BUFFERS_BYTES));
+        let left_bytes = left_memory(growth_bytes.saturating_add(buffers_bytes)).or_else(|_| {
+            // Without buffers there may be enough.
+            requests.iter_mut().for_each(|request| request.copy_threads = 0);
+            left_memory(growth_bytes)
+        })?;
+        let sum = |bytes: fn(&MirrorRequest) -> u64| requests.iter().map(bytes).fold(0, u64::saturating_add);
         let left = Left {
-            bytes: left_memory(sum(MirrorRequest::growth_bytes))?
-                .saturating_sub(image_bytes)
-                .saturating_sub(sum(|one| one.copy_threads * COPY_BUFFERS_BYTES)),
+            bytes: left_bytes.saturating_sub(image_bytes),
             holes_bytes: sum(MirrorRequest::holes_bytes),
             mirrors_bytes: sum(|one| if one.has_share() { one.bytes() } else { 0 }),
         };

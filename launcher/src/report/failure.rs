@@ -7,6 +7,7 @@ use crate::job::ownership::OwnershipError;
 use crate::namespace::{NamespaceError, StartError};
 use crate::restore::resume::NotRestored;
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT};
+use ckpt_object_medium::NoAnswer;
 use ckpt_protocol::frame::FrameError;
 use ckpt_snapshot::codec::KeyError;
 use ckpt_snapshot::{CopyError, OpenError, ReadError, SaveError};
@@ -148,6 +149,7 @@ fn remedy(error: &(dyn Error + 'static)) -> Option<&'static str> {
         .or_else(|| error.downcast_ref().and_then(of_attempt))
         .or_else(|| error.downcast_ref().and_then(of_agents))
         .or_else(|| of_parts(error))
+        .or_else(|| of_object_store(error.downcast_ref()?))
         .or_else(|| of_system(error.downcast_ref::<io::Error>()?.kind()))
 }
 
@@ -270,6 +272,13 @@ fn of_parts(error: &(dyn Error + 'static)) -> Option<&'static str> {
     None
 }
 
+fn of_object_store(error: &io::Error) -> Option<&'static str> {
+    let inner = error.get_ref()?;
+    inner
+        .is::<NoAnswer>()
+        .then_some("Check the address of the store, the network and its server, and try again")
+}
+
 fn of_system(kind: io::ErrorKind) -> Option<&'static str> {
     use io::ErrorKind;
     Some(match kind {
@@ -284,7 +293,6 @@ fn of_system(kind: io::ErrorKind) -> Option<&'static str> {
         ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::AlreadyExists => {
             "Check whether the path is right: something else has that name"
         }
-        ErrorKind::TimedOut => "Check the address of the store, the network and its server, and try again",
         ErrorKind::OutOfMemory => "Let other programs use less memory, or give the machine more",
         // The reader of our output has closed it.
         ErrorKind::BrokenPipe => return None,

@@ -72,8 +72,8 @@ impl Meeting {
     /// of them.
     ///
     /// # Errors
-    /// `ncclRemoteError` if one of them has ended before, and `ncclInvalidUsage` after an abort. One that ends meanwhile is
-    /// waited for.
+    /// `ncclRemoteError` if one of them has ended before, and, for a pair, `ncclInvalidUsage` after an abort. One that ends
+    /// meanwhile is waited for.
     pub(crate) fn meet(
         &self,
         bootstrap: &Bootstrap,

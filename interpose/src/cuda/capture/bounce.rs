@@ -2,7 +2,7 @@
 //! from or to a device while the other is emptied or filled.
 //!
 //! A mirror that is pinned has to be unpinned while the job is paused. On an H200 that takes 16 ms for each GiB, by one
-//! thread or by several, and waits for copies that are under way. Eight threads copy at 44 GB/s in this way, a device to
+//! thread or by several, and waits for copies that are under way. Twelve threads copy at 47 GB/s in this way, a device to
 //! pinned memory at 55 GB/s: for 50 GB this is faster by more than half a second (docs/measurements.md).
 
 use std::num::NonZeroUsize;
@@ -15,10 +15,13 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 use super::copy::{Direction, Stream};
 use super::error::CaptureError;
 use super::pinning;
+use crate::cuda::context;
 use crate::cuda::driver::DriverError;
 use crate::cuda::stream_capture::Relaxed;
 use crate::fork;
 
+/// As much as the agent's thread has: the driver's own code runs on it.
+const STACK_BYTES: usize = 2 << 20;
 /// A thread's buffers.
 const BUFFERS: usize = 2;
 /// The size of one.
@@ -48,17 +51,23 @@ impl Part {
 /// The pinned buffers of all threads.
 pub(super) struct BounceBuffers {
     map: MmapRaw,
-    threads: usize,
     /// The context in which they are pinned.
     context: CUcontext,
+    /// By thread.
+    workers: Vec<Worker>,
+    /// How many of the threads copy.
+    threads: usize,
+    /// [`context::removals`] before the streams were made.
+    removals: u64,
 }
 
 impl BounceBuffers {
-    /// Pins buffers for so many threads, for the devices of all contexts.
+    /// Pins buffers for so many threads, for the devices of all contexts, with streams in each of them.
     ///
     /// # Errors
-    /// What the system says, or why no context can pin them.
+    /// What the system or the driver says.
     pub fn new(threads: NonZeroUsize, contexts: &[CUcontext]) -> Result<Self, CaptureError> {
+        let removals = context::removals();
         let bytes = threads.get() * BUFFERS * BUFFER_BYTES;
         let mapped = fork::while_none(|| {
             let map = MmapRaw::from(MmapOptions::new().len(bytes).map_anon()?);
@@ -66,8 +75,16 @@ impl BounceBuffers {
             Ok(map)
         });
         let map = mapped.map_err(CaptureError::MapBuffers)?;
-        let context = pinning::pin(map.as_mut_ptr().cast(), bytes, contexts)?;
-        Ok(Self { map, threads: threads.get(), context })
+        let start = map.as_mut_ptr();
+        let worker = |thread| Worker::new(start.wrapping_add(thread * BUFFERS * BUFFER_BYTES), contexts);
+        let workers = (0..threads.get()).map(worker).collect::<Result<_, _>>()?;
+        let context = pinning::pin(start.cast(), bytes, contexts)?;
+        Ok(Self { map, context, workers, threads: threads.get(), removals })
+    }
+
+    /// Has so many threads copy, or as many as there are buffers for.
+    pub fn set_threads(&mut self, threads: NonZeroUsize) {
+        self.threads = threads.get().min(self.workers.len());
     }
 
     /// Makes copies, and waits for them. The calling thread makes some of them, and all if there cannot be more threads.
@@ -75,18 +92,21 @@ impl BounceBuffers {
     /// # Errors
     /// A driver call failed. Nothing is under way then.
     pub fn copy(&mut self, parts: &[Part]) -> Result<(), DriverError> {
-        let next = AtomicUsize::new(0);
-        let start = self.map.as_mut_ptr();
-        let worker = |thread| Worker::new(start.wrapping_add(thread * BUFFERS * BUFFER_BYTES), parts, &next);
+        self.forget_removed();
+        let queue = Queue { parts, next: AtomicUsize::new(0) };
         let threads = self.threads.min(parts.len());
         std::thread::scope(|scope| {
-            let begin = |thread| {
-                let worker = worker(thread);
-                let named = std::thread::Builder::new().name("ckpt-copy".into());
-                named.spawn_scoped(scope, move || worker.work())
-            };
-            let others: Vec<_> = (1..threads).map_while(|thread| begin(thread).ok()).collect();
-            let own = worker(0).work();
+            let mut workers = self.workers.iter_mut().take(threads);
+            let own = workers.next();
+            let queue = &queue;
+            let others: Vec<_> = workers
+                .map_while(|worker| {
+                    // With a size: without one, the standard library reads the environment.
+                    let thread = std::thread::Builder::new().name("ckpt-copy".into()).stack_size(STACK_BYTES);
+                    thread.spawn_scoped(scope, move || worker.work(queue)).ok()
+                })
+                .collect();
+            let own = own.map_or(Ok(()), |worker| worker.work(queue));
             let ends = others.into_iter().map(|other| match other.join() {
                 Ok(end) => end,
                 Err(panicked) => std::panic::resume_unwind(panicked),
@@ -95,44 +115,72 @@ impl BounceBuffers {
         })
     }
 
+    /// The streams of a context that was destroyed or reset are gone with it, and must not be used.
+    fn forget_removed(&mut self) {
+        let removals = context::removals();
+        if self.removals != removals {
+            self.workers.iter_mut().for_each(Worker::forget_streams);
+            self.removals = removals;
+        }
+    }
+
     /// Unpins the buffers. They are not used any more.
     ///
     /// # Errors
     /// A driver call failed.
     pub fn unpin(&mut self) -> Result<(), DriverError> {
+        self.forget_removed();
+        self.workers.clear();
         pinning::unpin(self.map.as_mut_ptr().cast(), self.context)
     }
 }
 
-/// What one thread copies with.
-struct Worker<'a> {
-    buffers: [Buffer; BUFFERS],
+/// The copies that have to be made.
+struct Queue<'a> {
     parts: &'a [Part],
     /// The number of the first part that no thread has taken.
-    next: &'a AtomicUsize,
+    next: AtomicUsize,
 }
 
-impl<'a> Worker<'a> {
-    fn new(start: *mut u8, parts: &'a [Part], next: &'a AtomicUsize) -> Self {
-        let buffers = [0, 1].map(|number| Buffer::new(start.wrapping_add(number * BUFFER_BYTES)));
-        Self { buffers, parts, next }
+impl Queue<'_> {
+    fn take(&self) -> Option<Part> {
+        self.parts.get(self.next.fetch_add(1, Ordering::Relaxed)).copied()
     }
 
-    fn work(mut self) -> Result<(), DriverError> {
+    /// The threads end.
+    fn stop(&self) {
+        self.next.store(self.parts.len(), Ordering::Relaxed);
+    }
+}
+
+/// What one thread copies with.
+struct Worker {
+    buffers: [Buffer; BUFFERS],
+}
+
+impl Worker {
+    fn new(start: *mut u8, contexts: &[CUcontext]) -> Result<Self, DriverError> {
+        let buffer = |number: usize| Buffer::new(start.wrapping_add(number * BUFFER_BYTES), contexts);
+        Ok(Self { buffers: [buffer(0)?, buffer(1)?] })
+    }
+
+    fn forget_streams(&mut self) {
+        self.buffers.iter_mut().for_each(|buffer| std::mem::forget(std::mem::take(&mut buffer.streams)));
+    }
+
+    fn work(&mut self, queue: &Queue<'_>) -> Result<(), DriverError> {
         let _relaxed = Relaxed::begin();
-        let done = self.copy();
-        if done.is_err() {
-            // The other threads end too.
-            self.next.store(self.parts.len(), Ordering::Relaxed);
-        }
-        done
+        self.copy(queue).inspect_err(|_| {
+            queue.stop();
+            self.buffers.iter_mut().for_each(Buffer::abandon);
+        })
     }
 
-    fn copy(&mut self) -> Result<(), DriverError> {
-        while let Some(part) = self.parts.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+    fn copy(&mut self, queue: &Queue<'_>) -> Result<(), DriverError> {
+        while let Some(part) = queue.take() {
             let [buffer, _] = &mut self.buffers;
             buffer.finish()?;
-            buffer.begin(*part)?;
+            buffer.begin(part)?;
             self.buffers.reverse();
         }
         self.buffers.iter_mut().try_for_each(Buffer::finish)
@@ -141,7 +189,7 @@ impl<'a> Worker<'a> {
 
 struct Buffer {
     start: *mut u8,
-    /// One for each context that it was used in. Dropping it waits for what is under way.
+    /// One for each context. Dropping it waits for what is under way.
     streams: Vec<Stream>,
     /// The copy that was begun last, and the number of its stream.
     under_way: Option<(Part, usize)>,
@@ -151,8 +199,9 @@ struct Buffer {
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    fn new(start: *mut u8) -> Self {
-        Self { start, streams: Vec::new(), under_way: None }
+    fn new(start: *mut u8, contexts: &[CUcontext]) -> Result<Self, DriverError> {
+        let streams = contexts.iter().map(|context| Stream::new(*context)).collect::<Result<_, _>>()?;
+        Ok(Self { start, streams, under_way: None })
     }
 
     /// The buffer must not be in use.
@@ -160,6 +209,7 @@ impl Buffer {
         let known = self.streams.iter().position(|stream| stream.context() == part.context);
         let number = match known {
             Some(number) => number,
+            // A context that came to be after the buffers.
             None => {
                 self.streams.push(Stream::new(part.context)?);
                 self.streams.len() - 1
@@ -183,5 +233,11 @@ impl Buffer {
             unsafe { std::ptr::copy_nonoverlapping(self.start, part.host, part.bytes) };
         }
         Ok(())
+    }
+
+    /// Waits for what is under way, and drops what it has copied.
+    fn abandon(&mut self) {
+        self.under_way = None;
+        let _ = self.streams.iter().try_for_each(Stream::finish);
     }
 }

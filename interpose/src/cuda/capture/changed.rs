@@ -1,4 +1,5 @@
-//! Finds chunks that have changed, and copies them while the next ones are hashed. Chunks of zeroes are not copied where
+//! Finds chunks that have changed, and copies them: to a pinned mirror while the next ones are hashed, else at the end, which
+//! for an H200 is some milliseconds for 50 GB. Chunks of zeroes are not copied where
 //! the mirror has no memory, and so reads as zeroes.
 
 use std::ops::Range;

@@ -162,6 +162,14 @@ impl Copies {
         Ok(())
     }
 
+    /// Makes the streams of a context, so that no copy has to wait for that.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn prepare(&mut self, context: CUcontext) -> Result<(), DriverError> {
+        (0..STREAMS).try_for_each(|_| self.of(context).next_stream().map(drop))
+    }
+
     /// Begins to fill device memory with zeroes.
     ///
     /// # Errors
@@ -186,7 +194,14 @@ impl Copies {
     /// A driver call failed.
     pub fn finish(mut self, memory: &mut Memory) -> Result<(), DriverError> {
         let noted: Vec<_> = self.contexts.iter_mut().map(|one| std::mem::take(&mut one.bounced)).collect();
-        memory.bounce(&by_turns(noted))?;
+        let parts = by_turns(noted);
+        match memory.buffers() {
+            Some(buffers) => buffers.copy(&parts)?,
+            // They were unpinned meanwhile.
+            None => parts.into_iter().try_for_each(|Part { direction, context, address, host, bytes }| {
+                self.of(context).next_stream()?.begin(direction, address, host.cast(), bytes)
+            })?,
+        }
         self.wait()
     }
 

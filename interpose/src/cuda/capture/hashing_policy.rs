@@ -23,7 +23,7 @@ const ALL: u8 = 2;
 
 static RULE: AtomicU8 = AtomicU8::new(TRY);
 
-/// As many chunks are tried, if there are as many: a GPU hashes them at a time, and copies them one after the other.
+/// As many chunks are tried, if there are as many: a GPU hashes them at a time, and copies one or a few at a time.
 const TRIED_CHUNKS: usize = 8;
 /// How many captures go by what one of them has found out.
 const CAPTURES: u32 = 16;
@@ -124,6 +124,7 @@ fn times(
     let addresses: Vec<u64> = sample.iter().map(|(address, _)| *address).collect();
     let stream = Stream::new(hasher.context)?;
     let mut copies = Copies::default();
+    copies.prepare(hasher.context)?;
     let begun = Instant::now();
     in_context(hasher.context, || hasher.begin(&addresses, stream.handle))?;
     stream.finish()?;

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use cuda_abi::types::CUcontext;
 use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 
-use super::bounce::{BounceBuffers, Part};
+use super::bounce::BounceBuffers;
 use super::error::CaptureError;
 use super::pinning;
 use super::ranges::{joined, total_bytes, without};
@@ -31,7 +31,7 @@ pub(super) struct Memory {
     buffers: Option<BounceBuffers>,
     /// Memory can be allocated before it is written, so that a thread that writes to the mirror gets no signal for want of
     /// memory.
-    is_populated: bool,
+    populates: bool,
     /// How much more may be allocated, in bytes.
     room_bytes: u64,
 }
@@ -62,7 +62,10 @@ impl Memory {
         });
         let map = mapped.map_err(CaptureError::MapMirror)?;
         let (allocated, pinned) = (Vec::new(), Vec::new());
-        Ok(Self { map, allocated, pinned, buffers: None, is_populated: true, room_bytes: 0 })
+        // Nothing is populated; a kernel that does not know the advice refuses it all the same.
+        // SAFETY: the range is empty.
+        let populates = unsafe { libc::madvise(map.as_mut_ptr().cast(), 0, libc::MADV_POPULATE_WRITE) } == 0;
+        Ok(Self { map, allocated, pinned, buffers: None, populates, room_bytes: 0 })
     }
 
     /// The same for a partial mirror, which the launcher has freed where the store has the content: the rest stays.
@@ -129,7 +132,7 @@ impl Memory {
             match self.map.advise_range(Advice::PopulateWrite, hole.start as usize, bytes as usize) {
                 Ok(()) => {}
                 // Before Linux 5.14: allocated when it is pinned or written.
-                Err(error) if error.kind() == ErrorKind::InvalidInput => self.is_populated = false,
+                Err(error) if error.kind() == ErrorKind::InvalidInput => {}
                 Err(source) => return Err(CaptureError::AllocateMirror { bytes, source }),
             }
             self.allocated.push(hole.clone());
@@ -175,24 +178,18 @@ impl Memory {
     /// # Errors
     /// Memory of the mirror cannot be allocated before it is written, or the buffers cannot be pinned.
     pub fn add_buffers(&mut self, threads: NonZeroUsize, contexts: &[CUcontext]) -> Result<(), CaptureError> {
-        if !self.is_populated {
+        if !self.populates {
             return Err(CaptureError::NotPopulated);
         }
-        if self.buffers.is_none() {
-            self.buffers = Some(BounceBuffers::new(threads, contexts)?);
+        match &mut self.buffers {
+            Some(buffers) => buffers.set_threads(threads),
+            None => self.buffers = Some(BounceBuffers::new(threads, contexts)?),
         }
         Ok(())
     }
 
-    /// Makes copies through the buffers.
-    ///
-    /// # Errors
-    /// A driver call failed. Nothing is under way then.
-    pub fn bounce(&mut self, parts: &[Part]) -> Result<(), DriverError> {
-        match &mut self.buffers {
-            Some(buffers) if !parts.is_empty() => buffers.copy(parts),
-            _ => Ok(()),
-        }
+    pub fn buffers(&mut self) -> Option<&mut BounceBuffers> {
+        self.buffers.as_mut()
     }
 
     /// Unpins all of it that is pinned, and the buffers.

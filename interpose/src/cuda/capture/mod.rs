@@ -38,6 +38,7 @@ use cuda_abi::types::CUcontext;
 use super::driver::DriverError;
 use super::stream_capture::Relaxed;
 use crate::link::{Piece, describe};
+use crate::process;
 pub(crate) use allocation::{Hash, MappedAllocation, used_chunks};
 use copy::{Copies, Direction};
 pub use error::CaptureError;
@@ -50,7 +51,7 @@ pub(crate) use ranges::{bounded, joined, total_bytes, within, without};
 /// How much memory a mirror may have.
 #[derive(Clone, Default)]
 pub(crate) struct Room {
-    /// What is allocated and pinned before the capture: sorted, without overlaps.
+    /// What is allocated, and pinned unless threads copy, before the capture: sorted, without overlaps.
     pub used: Vec<Range<u64>>,
     /// What the capture may allocate in addition, in bytes.
     pub more_bytes: u64,
@@ -82,6 +83,13 @@ pub(crate) fn used_parts(allocations: &[MappedAllocation]) -> Vec<Range<u64>> {
         one.used_and_zeroes().0.into_iter().map(move |part| offset + part.start..offset + part.end)
     };
     joined(allocations.iter().flat_map(used_by).collect())
+}
+
+/// How many threads copy, of those that the launcher allows: no more than this process has CPUs. `None` if it has less than half
+/// of what the launcher has reckoned with: the mirror is pinned then.
+fn threads_here(copy_threads: u64) -> Option<NonZeroUsize> {
+    let threads = (copy_threads as usize).min(process::cpus());
+    NonZeroUsize::new(threads).filter(|threads| threads.get() as u64 >= copy_threads / 2)
 }
 
 /// A process's mirror, mapped. The child of a fork does not have it and must not drop it.
@@ -171,10 +179,12 @@ impl Mirror {
     }
 
     fn pin(&mut self, used: &[Range<u64>], contexts: &[CUcontext], copy_threads: u64) {
-        let buffers = NonZeroUsize::new(copy_threads as usize)
-            .map(|threads| self.memory.add_buffers(threads, contexts));
-        if matches!(buffers, Some(Ok(()))) {
-            return;
+        if let Some(threads) = threads_here(copy_threads) {
+            match self.memory.add_buffers(threads, contexts) {
+                Ok(()) => return,
+                Err(CaptureError::NotPopulated) => {}
+                Err(error) => self.shortcomings.push(format!("threads cannot copy: {}", describe(&error))),
+            }
         }
         if let Err(error) = self.memory.pin(used, contexts) {
             self.shortcomings.push(format!("the mirror is not pinned: {}", describe(&error)));

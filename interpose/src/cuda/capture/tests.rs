@@ -506,7 +506,9 @@ fn threads_copy_what_is_not_pinned_there_and_back() {
     if !is_on_gpu("threads_copy_what_is_not_pinned_there_and_back", &settings) {
         return;
     }
-    for copy_threads in [1, 3, 100] {
+    // At most as many as there are CPUs, and not so many that these are less than half of them.
+    let cpus = process::cpus() as u64;
+    for copy_threads in [1, cpus, 2 * cpus] {
         let mut job = Job::new(2, &[33 * CHUNK, CHUNK + 4096, 8]);
         job.copy_threads = copy_threads;
         let mut mirror = job.stage();
@@ -555,6 +557,38 @@ fn threads_copy_what_has_changed() {
     assert!(job.is_mirrored());
 }
 
+/// The program has bound itself to fewer CPUs than the launcher has reckoned with.
+#[test]
+fn with_few_cpus_the_mirror_is_pinned() {
+    if !is_on_gpu("with_few_cpus_the_mirror_is_pinned", &[]) {
+        return;
+    }
+    let mut job = Job::new(1, &[CHUNK]);
+    job.copy_threads = 2 * process::cpus() as u64 + 2;
+    let mirror = job.stage();
+    assert!(mirror.is_pinned() && mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
+}
+
+/// A context that is reset between the staging and the capture takes its streams with it, and the pinned buffers.
+#[test]
+fn threads_copy_after_a_context_is_gone() {
+    if !is_on_gpu("threads_copy_after_a_context_is_gone", &[CHANGED, ("SIMCUDA_DEVICES", "2")]) {
+        return;
+    }
+    let mut job = Job::new(2, &[3 * CHUNK]);
+    job.copy_threads = 2;
+    let mut mirror = job.stage();
+    forget(job.contexts[0]);
+    // SAFETY: plain numbers; nobody uses what is on the device.
+    check("cuDevicePrimaryCtxReset", unsafe { driver::cuDevicePrimaryCtxReset_v2(0) }).expect("reset");
+    // What the interposer notes when the program calls that.
+    crate::cuda::context::contents_removed(job.contexts[0] as usize);
+    job.allocations.remove(0);
+    assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
+    assert!(job.is_mirrored());
+    mirror.unpin().expect("unpinned");
+}
+
 /// An error of one thread ends all; the buffers are not given back while something is copied to them.
 #[test]
 fn a_thread_that_fails_leaves_nothing_under_way() {
@@ -587,7 +621,9 @@ fn what_has_no_buffers_is_pinned() {
     job.copy_threads = 2;
     let (used, copy_threads) = (vec![CHUNK_BYTES..3 * CHUNK_BYTES], 2);
     let mut mirror = job.stage_with(&Room { used, copy_threads, more_bytes: job.bytes(), is_partial: false });
-    assert!(mirror.is_pinned() && mirror.shortcomings.is_empty(), "{:?}", mirror.shortcomings);
+    assert!(mirror.is_pinned());
+    let [why] = &mirror.shortcomings[..] else { panic!("{:?}", mirror.shortcomings) };
+    assert!(why.starts_with("threads cannot copy: ") && why.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{why}");
     assert_eq!(job.capture_to(&mut mirror), Ok(job.sizes()));
     assert!(job.is_mirrored());
     // Now there are buffers for what is not pinned.

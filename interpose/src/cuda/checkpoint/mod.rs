@@ -135,7 +135,7 @@ pub trait Gpu {
     /// The process's GPU state is lost.
     fn mirror_needs(&mut self, link: &mut dyn Link) -> Result<MirrorNeeds, AttachError>;
 
-    /// Maps and pins the mirror.
+    /// Maps the mirror, and pins it or the buffers of the threads that copy.
     ///
     /// # Errors
     /// It cannot be mapped.
@@ -197,7 +197,7 @@ pub struct ProcessGpu {
     /// The current mirror, from its staging to its release.
     mirror: Option<PinnedMirror>,
     /// The mirror that was staged or copied back last and is not in use. The driver unpins memory only when all work has
-    /// ended, and that takes long, so it stays pinned while the program runs.
+    /// ended, and that takes long, so it, or its buffers, stay pinned while the program runs.
     kept: Option<PinnedMirror>,
     /// Older mirrors, which are not used again: the file may have been truncated and extended since.
     stale: Vec<PinnedMirror>,

@@ -96,8 +96,8 @@ impl PinnedMirror {
         is_whole && !self.is_window() && self.contexts.iter().all(OnDevice::is_of_program)
     }
 
-    /// Whether the next capture can use this kept mirror as `delivered`: it is still pinned, and pins no memory that is not
-    /// needed any more.
+    /// Whether the next capture can use this kept mirror as `delivered`: what was pinned of it, or its buffers, still is, and
+    /// it pins no memory that is not needed any more.
     pub fn serves(&self, delivered: &Delivered, room: &Room) -> bool {
         let is_same = !self.is_window() && self.mirror.bytes() == delivered.bytes;
         is_same && self.removals == context::removals() && self.mirror.is_needed(room)
