@@ -48,9 +48,9 @@ pub use id::{IdError, SnapshotId};
 pub use job::{Folder, JobDir, JobKey, JobLock, JobOutcome, JobRecord, StoreRoot};
 pub use manifest::{
     AffinityGroup, AgentsRecord, CutRecord, DataFile, Directory, EventCounter, FailedProcess, GpuProcess,
-    GpuRecord, HostFacts, JobIdentity, LinkedFile, MANIFEST_VERSION, Manifest, NodePart, OpenFile,
-    PartNetwork, ProcessMemory, ProcessTree, SavedFile, SocketOption, SocketOptions, StdioKind, StdioRecord,
-    TtyRecord,
+    GpuRecord, HostFacts, InputRecord, JobIdentity, LinkedFile, MANIFEST_VERSION, Manifest, NodePart,
+    OpenFile, PartNetwork, ProcessMemory, ProcessTree, SavedFile, SocketOption, SocketOptions, StdioKind,
+    StdioRecord, TtyRecord,
 };
 pub use marks::{FailedRestore, Mark, Marks, TagError};
 pub use rel_path::{RelPath, RelPathError};

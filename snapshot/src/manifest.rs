@@ -286,6 +286,22 @@ pub struct StdioRecord {
     pub file: Option<OpenFile>,
     /// For an input that the launcher read from a regular file: how much of it the job had consumed.
     pub consumed_bytes: Option<u64>,
+    /// For an input of which the job had consumed something: what a resume compares its own with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<InputRecord>,
+}
+
+/// The input that a job had consumed from a file or a pipe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputRecord {
+    /// How much it had consumed.
+    pub consumed_bytes: u64,
+    /// Of a regular file: the BLAKE3 hash of the last 64 KiB of that, or of all of it, hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_hash: Option<String>,
+    /// Of a regular file: whether it had consumed all of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_all: bool,
 }
 
 /// The terminal that the launcher relays.

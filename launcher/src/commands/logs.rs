@@ -146,8 +146,14 @@ mod tests {
     #[test]
     fn each_file_is_named_once_and_each_directory_for_what_it_has() {
         let file = |path: &str| Some(OpenFile { path: path.into(), size_bytes: 1 });
-        let stream =
-            |fd, file| StdioRecord { fd, kind: StdioKind::Pipe, inode: 1, file, consumed_bytes: None };
+        let stream = |fd, file| StdioRecord {
+            fd,
+            kind: StdioKind::Pipe,
+            inode: 1,
+            file,
+            consumed_bytes: None,
+            input: None,
+        };
         let streams = [stream(0, file("/in")), stream(1, file("/w/a.log")), stream(2, file("/w/a.log"))];
         let paths: Vec<_> = outputs(&streams).into_iter().map(|place| place.path).collect();
         assert_eq!(paths, ["/w/a.log"]);

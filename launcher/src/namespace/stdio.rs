@@ -9,8 +9,8 @@ mod tail;
 use crate::namespace::StdioSource;
 use crate::sys::path_text::path_text;
 use ckpt_snapshot::{OpenFile, StdioKind, StdioRecord, TtyRecord};
-pub use input::restore_terminal;
 use input::{Input, RawMode, in_foreground};
+pub use input::{check_input, restore_terminal};
 use output::Output;
 use parking_lot::Mutex;
 use rustix::fs::{FileType, OFlags};
@@ -212,7 +212,8 @@ impl Stdio {
             };
             let file = output.and_then(|output| output.file_once_written(deadline));
             let consumed_bytes = input.and_then(|input| input.consumed_bytes());
-            records.push(StdioRecord { fd, kind: self.kinds[fd as usize], inode, file, consumed_bytes });
+            let (kind, input) = (self.kinds[fd as usize], input.and_then(|input| input.record()));
+            records.push(StdioRecord { fd, kind, inode, file, consumed_bytes, input });
         }
         Ok((records, self.terminal.as_ref().map(|terminal| terminal.record.clone())))
     }

@@ -28,7 +28,7 @@ use crate::job::attempt_logs::prune_attempt_logs;
 use crate::job::journal::Journal;
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::abandon_after;
-use crate::namespace::stdio::{self, Stdio, terminal_key};
+use crate::namespace::stdio::{self, Stdio, check_input, terminal_key};
 use crate::namespace::{self, Activity, Namespace, Network};
 use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
@@ -399,6 +399,7 @@ impl Resumer<'_> {
         let inventory = self.answers.during(READING, || Inventory::read(&**self.store, manifest))?;
         let inventory = inventory.unwrap_or_else(|| inventory_of_open_files(manifest));
         unmounted::check(manifest, &inventory, self.file_rules).map_err(bad_input)?;
+        check_input(&manifest.stdio).map_err(bad_input)?;
         let alive = self.answers.during(READING, || LastAlive::read(self.dir));
         let plan = self.plan_files(manifest, &inventory, &alive).map_err(bad_input)?;
         let shm_files = manifest.shm_files.iter().map(|file| &file.data);

@@ -424,10 +424,63 @@ while block := os.read(0, 2000):
     job.kill_everything();
     assert!(sandbox.read("copy").len() < lines.len() / 2, "it was killed in the middle");
     fs::write(sandbox.path().join("go"), "").unwrap();
+    // Another input would be taken for the rest of this one. Nothing of the job runs, and nothing is lost.
+    let copied = sandbox.read("copy");
+    fs::write(sandbox.path().join("other"), "other lines\n".repeat(30_000)).unwrap();
+    fs::write(sandbox.path().join("short"), &lines[..1000]).unwrap();
+    let open = |name: &str| fs::File::open(sandbox.path().join(name)).unwrap();
+    for (input, problem) in [
+        (Stdio::null(), "has no input (/dev/null)"),
+        (Stdio::piped(), "has a pipe as its input"),
+        (open("other").into(), "has a file with other content as its input"),
+        (open("short").into(), "has a shorter file as its input"),
+    ] {
+        let mut command = sandbox.command(["--", python().to_str().unwrap(), "-c", script]);
+        let output = command.stdin(input).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains(problem) && said.contains("< FILE") && !said.contains("resumed from"),
+            "{said}"
+        );
+        assert_eq!(sandbox.read("copy"), copied);
+    }
+    // The same content is enough.
+    fs::write(sandbox.path().join("input"), &lines).unwrap();
     let mut job = start("second");
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains("resumed from snapshot"));
     assert!(sandbox.read("copy") == lines, "the copy is not the input");
+}
+
+/// What a pipe has delivered cannot be compared: a resume warns, and goes on with what the new pipe delivers. A job that reads
+/// nothing takes any input.
+#[test]
+fn a_resume_warns_of_input_that_came_from_a_pipe() {
+    const WARNING: &str = "of its input from a pipe before the snapshot";
+    for reads in [true, false] {
+        let sandbox = Sandbox::new();
+        let read = if reads { "print(input(), flush=True)" } else { "" };
+        let script = format!(
+            "import os, time\n{read}\nopen('ready', 'w')\nwhile not os.path.exists('go'): time.sleep(0.01)\n{read}"
+        );
+        let start = |name: &str, line: &str| {
+            let mut command = sandbox.command(["--", python().to_str().unwrap(), "-c", &script]);
+            let (from, mut to) = std::io::pipe().unwrap();
+            to.write_all(line.as_bytes()).unwrap();
+            command.stdin(from);
+            sandbox.start_command(name, command)
+        };
+        let mut job = start("first", "one\n");
+        until_ready(&mut job, &sandbox);
+        job.checkpoint(&sandbox);
+        job.kill_everything();
+        fs::write(sandbox.path().join("go"), "").unwrap();
+        let mut job = start("second", "two\n");
+        assert_eq!(job.wait(), 0, "{}", job.said());
+        assert_eq!(job.said().contains(WARNING), reads, "{}", job.said());
+        assert_eq!(sandbox.read("second.out"), if reads { "two\n" } else { "" });
+    }
 }
 
 /// After a resume from an older snapshot, later runs ignore the newer ones and continue from the older one.

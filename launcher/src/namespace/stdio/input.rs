@@ -1,6 +1,8 @@
-//! Forwarding the launcher's input to the job, and the raw mode of the launcher's terminal.
+//! Forwarding the launcher's input to the job, whether a resume has the same input, and the raw mode of the launcher's
+//! terminal.
 
 use super::{STEP_BYTES, own_stream};
+use ckpt_snapshot::{InputRecord, StdioRecord, size_text};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, OFlags};
@@ -8,6 +10,7 @@ use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -29,14 +32,70 @@ pub(super) struct Input {
     pub(super) interrupted: Mutex<Option<Instant>>,
 }
 
+/// How much of what was consumed is compared, bytes.
+const COMPARED_BYTES: u64 = 64 << 10;
+
+/// The offset at which the launcher began to read its input, if that is a regular file. A job that the same launcher restarts
+/// reads its input from the same offset.
+fn file_start() -> Option<u64> {
+    static START: OnceLock<Option<u64>> = OnceLock::new();
+    let own = own_stream(0);
+    let position = || rustix::fs::seek(own, rustix::fs::SeekFrom::Current(0)).ok();
+    *START.get_or_init(|| (type_of_own()? == FileType::RegularFile).then(position).flatten())
+}
+
+fn type_of_own() -> Option<FileType> {
+    Some(FileType::from_raw_mode(rustix::fs::fstat(own_stream(0)).ok()?.st_mode))
+}
+
+/// The hash of the last part of the first `consumed_bytes` of the input; `None` if it has not so much.
+fn hash_of_last(start: u64, consumed_bytes: u64) -> Option<String> {
+    let bytes = consumed_bytes.min(COMPARED_BYTES);
+    let mut last = vec![0; usize::try_from(bytes).ok()?];
+    let file = File::from(own_stream(0).try_clone_to_owned().ok()?);
+    file.read_exact_at(&mut last, start + consumed_bytes - bytes).ok()?;
+    Some(blake3::hash(&last).to_hex().to_string())
+}
+
+/// Checks that the launcher's input goes on with what the job has not consumed. Warns of a pipe, which cannot be checked.
+///
+/// # Errors
+/// The job would read other input, or miss some.
+pub fn check_input(recorded: &[StdioRecord]) -> anyhow::Result<()> {
+    let Some(input) = recorded.iter().find(|record| record.fd == 0).and_then(|record| record.input.as_ref())
+    else {
+        return Ok(());
+    };
+    let read = size_text(input.consumed_bytes);
+    let Some(wanted) = &input.last_hash else {
+        tracing::warn!(
+            "the job had read {read} of its input from a pipe before the snapshot: what this start has as its input follows that. A command that writes all of the input again makes the job read it twice; `ckpt-run … < FILE` continues where the job had stopped reading"
+        );
+        return Ok(());
+    };
+    if input.is_all {
+        return Ok(());
+    }
+    let problem = match (file_start(), type_of_own()) {
+        (Some(start), _) => match hash_of_last(start, input.consumed_bytes) {
+            Some(found) if found == *wanted => return Ok(()),
+            Some(_) => "this start has a file with other content as its input",
+            None => "this start has a shorter file as its input",
+        },
+        (None, Some(FileType::Fifo | FileType::Socket)) => "this start has a pipe as its input",
+        (None, Some(FileType::CharacterDevice)) if rustix::termios::isatty(own_stream(0)) => {
+            "this start has a terminal as its input"
+        }
+        (None, _) => "this start has no input (/dev/null)",
+    };
+    anyhow::bail!(
+        "the job reads its input from a file, of which it had read {read} at the snapshot and not all, and {problem}: the job would miss the rest or read something else. Start it with the same input (`ckpt-run … < FILE`), or begin again with --resume never"
+    )
+}
+
 impl Input {
     pub(super) fn new(pipe: Option<(Arc<OwnedFd>, OwnedFd)>) -> io::Result<Self> {
-        let own = own_stream(0);
-        let is_file = FileType::from_raw_mode(rustix::fs::fstat(own)?.st_mode) == FileType::RegularFile;
-        let position = || rustix::fs::seek(own, rustix::fs::SeekFrom::Current(0)).ok();
-        // A job that the same launcher restarts reads its input from the same offset.
-        static START: OnceLock<Option<u64>> = OnceLock::new();
-        let start = *START.get_or_init(|| is_file.then(position).flatten());
+        let start = file_start();
         let (stop, stop_sender) = super::pipe()?;
         let (pipe, writer) = pipe.unzip();
         if let Some(writer) = &writer {
@@ -56,10 +115,24 @@ impl Input {
 
     /// How much the job has read: the bytes written to its pipe minus those that are still there.
     pub(super) fn consumed_bytes(&self) -> Option<u64> {
-        self.start?;
+        self.start.and_then(|_| self.consumed())
+    }
+
+    fn consumed(&self) -> Option<u64> {
         let forwarded_bytes = self.forwarded_bytes.lock();
         let in_pipe = rustix::io::ioctl_fionread(self.pipe.as_ref()?).ok()?;
         Some(forwarded_bytes.saturating_sub(in_pipe))
+    }
+
+    /// What a resume compares its input with.
+    pub(super) fn record(&self) -> Option<InputRecord> {
+        let consumed_bytes = self.consumed().filter(|bytes| *bytes > 0)?;
+        let Some(start) = self.start else {
+            return Some(InputRecord { consumed_bytes, last_hash: None, is_all: false });
+        };
+        let end = start + consumed_bytes;
+        let is_all = rustix::fs::fstat(own_stream(0)).is_ok_and(|file| file.st_size.cast_unsigned() <= end);
+        Some(InputRecord { consumed_bytes, last_hash: hash_of_last(start, consumed_bytes), is_all })
     }
 
     pub(super) fn skip(&self, consumed_bytes: u64) -> io::Result<()> {
