@@ -22,7 +22,7 @@ const TAG_MAX_BYTES: usize = 100;
 /// The text is not a valid tag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} cannot be a tag: use letters, digits, '.', '_' and '-', at most 100, and not the number or ID of a snapshot"
+    "{0:?} cannot be a tag: use letters, digits, '.', '_' and '-', at most 100, and not the number or ID of a snapshot, nor a word of --resume (auto, never, required)"
 )]
 pub struct TagError(String);
 
@@ -103,7 +103,9 @@ impl Marks {
     pub fn tag(&mut self, id: &SnapshotId, tag: &str) -> Result<Vec<SnapshotId>, TagError> {
         // A number is looked for among the snapshots.
         let is_of_snapshot = tag.parse::<u64>().is_ok() || tag.parse::<SnapshotId>().is_ok();
-        if !Self::is_tag(tag) || is_of_snapshot {
+        // So is a word of `--resume`.
+        let is_word = ["auto", "never", "required"].contains(&tag);
+        if !Self::is_tag(tag) || is_of_snapshot || is_word {
             return Err(TagError(tag.to_owned()));
         }
         let others: Vec<_> = self.tagged(tag).filter(|other| *other != id).cloned().collect();
@@ -374,7 +376,7 @@ mod tests {
     fn refuses_invalid_tags() {
         let mut marks = Marks::default();
         let too_long = "x".repeat(101);
-        for bad in ["", "7", "000007-20260710T143005Z", "a b", "a/b", "ä", too_long.as_str()] {
+        for bad in ["", "7", "000007-20260710T143005Z", "never", "a b", "a/b", "ä", too_long.as_str()] {
             assert!(marks.tag(&sample(1).id, bad).is_err(), "{bad:?}");
         }
         assert_eq!(marks, Marks::default());

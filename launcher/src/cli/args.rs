@@ -253,7 +253,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "TIER")]
     pub tier: Option<TierName>,
     /// With --scrub: read a random part of the packs' content, such as 5%. All else is checked
-    #[arg(long, value_name = "SHARE", requires = "scrub", value_parser = share, default_value = "100%")]
+    #[arg(long, value_name = "SHARE", requires = "scrub", conflicts_with_all = ["ID", "all"], value_parser = share, default_value = "100%")]
     pub read_data_subset: f64,
     /// How to print.
     #[command(flatten)]
@@ -286,6 +286,16 @@ impl TierName {
     #[must_use]
     pub fn has(self, name: &str) -> bool {
         (self == Self::Remote) == (name == tiers::REMOTE)
+    }
+
+    /// Why there is nothing to verify in this tier.
+    #[must_use]
+    pub fn missing(self) -> &'static str {
+        if self == Self::Remote {
+            "no job here has an object store: name it with --upload URL, or with --store URL"
+        } else {
+            "the jobs are in an object store alone: leave out --tier"
+        }
     }
 }
 

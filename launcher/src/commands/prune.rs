@@ -12,7 +12,7 @@ use crate::store::tiers::{self, REMOTE};
 use crate::sys::error::EXIT_NEGATIVE;
 use anyhow::Result;
 use ckpt_snapshot::{
-    History, JobDir, JobOutcome, Listed, Marks, Retention, SnapshotId, Store, Tiers, faults,
+    History, JobDir, JobOutcome, Listed, Marks, OpenError, Retention, SnapshotId, Store, Tiers, faults,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -264,9 +264,22 @@ fn pruned(job: &JobDir, outcomes: &[Outcome], dry_run: bool) -> Vec<Pruned> {
 /// Deletes those of the snapshots that have not been marked meanwhile, and returns them. A mark that comes later is refused.
 fn delete_unless_marked(store: &Tiers, place: &Place, ids: &[SnapshotId]) -> Result<Vec<SnapshotId>> {
     // Also if there are none: what a killed `prune` has left ends here.
-    let mut deleted = place.records.change_marks(|marks| marks.begin_deletion(ids))?;
+    let begin = |ids: &[SnapshotId]| place.records.change_marks(|marks| marks.begin_deletion(ids));
+    let mut made_room = Vec::new();
+    let mut deleted = match begin(ids) {
+        // The record has no room. One snapshot makes some; it is deleted as by `ckpt-run rm`, without a record.
+        Err(OpenError::Io { source, .. })
+            if source.kind() == io::ErrorKind::StorageFull && place.handover.is_none() =>
+        {
+            made_room.extend(ids.iter().find(|id| !place.marks.is_kept(id)).cloned());
+            delete_unless_pinned(store, place.tiers, &mut made_room)?;
+            let others: Vec<_> = ids.iter().filter(|id| !made_room.contains(id)).cloned().collect();
+            begin(&others)?
+        }
+        begun => begun?,
+    };
     if deleted.is_empty() {
-        return Ok(deleted);
+        return Ok(made_room);
     }
     if let (Some(handover), Some(record)) = (&place.handover, place.records.record()?) {
         handover.before_deletion(&record, &deleted)?;
@@ -276,7 +289,8 @@ fn delete_unless_marked(store: &Tiers, place: &Place, ids: &[SnapshotId]) -> Res
     let ended = place.records.change_marks(|marks| marks.begin_deletion(&[]));
     done?;
     ended?;
-    Ok(deleted)
+    made_room.extend(deleted);
+    Ok(made_room)
 }
 
 /// Deletes the snapshots, but for those that other machines keep where they share them: these leave `deleted`.

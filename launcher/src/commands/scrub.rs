@@ -9,7 +9,7 @@ use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::{EXIT_NEGATIVE, bad_input};
 use crate::sys::progress::Bar;
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use ckpt_object_medium::Options;
 use ckpt_snapshot::packed::PackStore;
 use ckpt_snapshot::{JobDir, Store};
@@ -40,6 +40,9 @@ pub fn scrub(config: &Config, tier: Option<TierName>, share: f64, json: bool) ->
         stores.map(|(name, store)| scrub_tier(name, &store, job, share)).collect::<Result<Vec<_>>>()
     })?;
     let reports: Vec<_> = reports.into_iter().flatten().collect();
+    if let (Some(tier), true, 0) = (tier, reports.is_empty(), left_out) {
+        bail!(bad_input(anyhow!("there is nothing to verify: {}", tier.missing())));
+    }
     let is_sound = reports.iter().all(|report| report.damage.is_empty());
     let code = if is_sound { left_out } else { EXIT_NEGATIVE };
     if json {

@@ -380,10 +380,12 @@ pub fn verify(config: &Config, text: Option<&str>, tier: Option<TierName>, json:
         }
         None => (jobs(config, &Root::open(&config.store)?, None)?, None),
     };
+    let mut has_tier = false;
     let (verdicts, left_out) = each(&jobs, |job| {
         let mut verdicts = Vec::new();
         let store = tiers::open(&config.store, job)?;
         for one in store.tiers().iter().filter(|one| tier.is_none_or(|tier| tier.has(one.name()))) {
+            has_tier = true;
             let listed = one.store().list()?.into_iter().map(|listed| listed.id);
             for id in listed.filter(|listed| id.as_ref().is_none_or(|id| id == listed)) {
                 verdicts.extend(verify_one(one, job, id)?);
@@ -392,6 +394,9 @@ pub fn verify(config: &Config, text: Option<&str>, tier: Option<TierName>, json:
         Ok(verdicts)
     })?;
     let verdicts: Vec<_> = verdicts.into_iter().flatten().collect();
+    if let (Some(tier), false, 0) = (tier, has_tier, left_out) {
+        bail!(bad_input(anyhow!("there is nothing to verify: {}", tier.missing())));
+    }
     if let (Some(id), true) = (id, verdicts.is_empty()) {
         return Err(ReadError::Missing(id.to_string()).into());
     }
@@ -400,6 +405,9 @@ pub fn verify(config: &Config, text: Option<&str>, tier: Option<TierName>, json:
         return print::json_with(&verdicts, code);
     }
     let mut out = io::stdout().lock();
+    if verdicts.is_empty() && left_out == 0 {
+        return print::printed(writeln!(out, "there are no snapshots to verify"), code);
+    }
     let said = verdicts.iter().try_for_each(|verdict| match &verdict.damage {
         None => {
             let bytes = print::bytes(verdict.bytes);

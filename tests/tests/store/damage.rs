@@ -6,6 +6,7 @@ use ckpt_run_tests::packs::{ChunkLocation, manifest_file, objects, unique_chunks
 use ckpt_run_tests::{Running, Sandbox, programs, python};
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 fn start(sandbox: &Sandbox, name: &str, options: &[&str]) -> Running {
@@ -180,6 +181,28 @@ fn a_full_disk_leaves_the_job_and_the_older_snapshot_alone() {
     drop(disk);
 }
 
+/// Not even the record of what is being deleted has room.
+#[test]
+fn a_full_disk_can_be_pruned() {
+    let mut sandbox = Sandbox::new();
+    let disk_path = sandbox.path().join("disk");
+    let disk = SmallDisk::mount(&disk_path, 64);
+    sandbox.store = disk_path.join("store");
+    let mut job = start(&sandbox, "first", &[]);
+    until_ready(&mut job, &sandbox);
+    let ids: Vec<_> = (0..4).map(|_| job.checkpoint(&sandbox)).collect();
+    job.kill_everything();
+    sandbox.ok(["pin", &ids[0]]);
+    let mut filler = fs::File::create(disk_path.join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    drop(filler);
+    let pruned = sandbox.ok(["prune", "--keep", "1"]);
+    assert!(pruned.contains(&ids[1]) && pruned.contains(&ids[2]), "{pruned}");
+    assert_eq!(sandbox.snapshots(), [&*ids[0], &*ids[3]]);
+    sandbox.verify_all();
+    drop(disk);
+}
+
 #[test]
 fn a_store_that_is_not_mounted_is_not_begun_anew() {
     // The second one is the mount point itself.
@@ -295,7 +318,7 @@ fn a_full_disk_at_the_end_does_not_change_the_result() {
     until_ready(&mut job, &sandbox);
     let filler = disk_path.join("filler");
     let mut file = fs::File::create(&filler).unwrap();
-    while std::io::Write::write_all(&mut file, &[1; 4096]).is_ok() {}
+    while file.write_all(&[1; 4096]).is_ok() {}
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0, "{}", job.said());
     assert!(job.said().contains("the end of the job cannot be noted"), "{}", job.said());

@@ -97,6 +97,14 @@ fn every_tier_is_verified_and_indexes_are_repaired() {
     let job = start(&sandbox, "again", &[]);
     assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
     assert_eq!(finish(&sandbox, "again", job), unbroken(1));
+    // Nothing verified is no success.
+    for arguments in
+        [&["verify", "--all", "--tier", "remote"][..], &["verify", "--scrub", "--tier", "remote"]]
+    {
+        let output = sandbox.call(arguments);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+    }
+    assert_eq!(call(&["verify", "--all", "--read-data-subset", "5%"]).0, 2);
     for bad in ["0%", "101%", "5"] {
         assert_eq!(call(&["verify", "--scrub", "--read-data-subset", bad]).0, 2);
     }
