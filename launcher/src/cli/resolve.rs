@@ -7,6 +7,8 @@ use crate::cli::values::{Origin, Resolved};
 use crate::sys::error::bad_input;
 use crate::sys::trust::{OpenError, Trust};
 use anyhow::{Context, Result, anyhow};
+
+use ckpt_object_medium::Service;
 use clap::ArgMatches;
 use std::io;
 use std::path::PathBuf;
@@ -35,6 +37,11 @@ impl Config {
             let mut option = pick(setting, &file);
             (setting.set)(&mut config, &mut option)?;
             config.resolved.push(option.redacted());
+        }
+        if let Some(upload) = config.store.upload.as_ref().filter(|url| url.service() == Service::Http) {
+            return Err(bad_input(anyhow!(
+                "--upload {upload}: a web server can only be read from. Name s3://…, gs://…, az://… or file:///…"
+            )));
         }
         if let (Some(store), Some(_)) = (&config.store.url, &config.store.upload) {
             return Err(bad_input(anyhow!(

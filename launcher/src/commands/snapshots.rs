@@ -27,6 +27,8 @@ use serde::Serialize;
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
+/// Of a chunk that no index has.
+const NO_PACK: &str = "is in no pack";
 /// The number of files listed by `show`.
 const LARGEST_FILES_SHOWN: usize = 5;
 
@@ -415,6 +417,9 @@ pub fn verify(config: &Config, text: Option<&str>, tier: Option<TierName>, json:
         }
         Some(damage) => writeln!(out, "{}  {}: DAMAGED: {damage}", verdict.id, verdict.tier),
     });
+    if verdicts.iter().filter_map(|verdict| verdict.damage.as_ref()).any(|damage| damage.contains(NO_PACK)) {
+        tracing::info!("`ckpt-run repair` writes lost or damaged indexes of packs again");
+    }
     print::printed(said, code)
 }
 

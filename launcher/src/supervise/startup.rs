@@ -188,7 +188,7 @@ pub(super) fn claim(
         }
         None if *resume == Resume::Auto && claimed.before == JobOutcome::Complete => {
             tracing::info!(
-                "job {key}: it was complete, as it had ended with 0, and starts again from the beginning. `--resume ID` resumes one of its snapshots"
+                "job {key}: it was complete, as it had ended with 0, and starts again from the beginning. `--resume ID` resumes one of its snapshots, if it has any (`ckpt-run ls`)"
             );
         }
         None if *resume == Resume::Auto => warn_of_passed_over(opened, claimed.ownership.previous()),

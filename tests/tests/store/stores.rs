@@ -488,6 +488,7 @@ fn bad_store_options_are_refused() {
         (["--compress", "zip"], "compress"),
         (["--upload", "ftp://host/x"], "ftp"),
         (["--upload", "s3://"], "BUCKET"),
+        (["--upload", "https://host/x"], "can only be read from"),
         (["--upload-limit", "fast"], "upload-limit"),
         (["--upload-pause-above", "busy"], "upload-pause-above"),
         (["--keep-every", "often"], "keep-every"),
