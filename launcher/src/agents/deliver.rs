@@ -56,7 +56,6 @@ impl Shared {
         // A window has nothing that could be copied back.
         let mirror = mirror.filter(|mirror| mirror.window.is_none());
         let (number, bytes) = mirror.as_ref().map_or((0, 0), |mirror| (mirror.number, mirror.bytes));
-        debug!(id, pid, bytes, "delivering mirror to an agent");
         let files: Vec<_> = mirror.iter().map(|mirror| mirror.file.as_fd()).collect();
         let pairs = self.migrations.lock().take_pairs(pid);
         if let Some(refill) = refill {
@@ -72,6 +71,7 @@ impl Shared {
         let used_bytes =
             mirror.as_ref().map_or(0, |one| if is_partial { one.bytes } else { one.allocated_bytes() });
         let copy_threads = copy_threads(used_bytes, mirrors);
+        debug!(id, pid, bytes, "delivering mirror to an agent, which copies by {copy_threads} threads");
         let (mirror, parked) = (number, 0);
         let message = ToAgent::Deliver { mirror, bytes, parked, pairs, is_partial, may_stay, copy_threads };
         stream.send_with_files(&message, &files)?;

@@ -97,15 +97,18 @@ fn a_partial_copy_takes_no_host_memory_between_checkpoints() {
 
 #[test]
 fn memory_that_cannot_be_parked_is_read_from_the_store() {
-    is_read_from_the_store(job());
+    let said = is_read_from_the_store(job().with("CKPT_VERBOSE", "1"));
+    assert!(said.contains("copies by 0 threads"), "{said}");
 }
 
 #[test]
 fn memory_that_cannot_be_parked_is_copied_back_by_threads() {
-    is_read_from_the_store(job().with(COPY_THREADS, "3"));
+    let said = is_read_from_the_store(job().with(COPY_THREADS, "3").with("CKPT_VERBOSE", "1"));
+    assert!(said.contains("copies by 3 threads") && !said.contains("threads cannot copy"), "{said}");
 }
 
-fn is_read_from_the_store(job: Job) {
+/// Returns what the launchers have said.
+fn is_read_from_the_store(job: Job) -> String {
     let mut running = filled(&job);
     save(&job, &mut running);
     for _ in 0..2 {
@@ -117,9 +120,11 @@ fn is_read_from_the_store(job: Job) {
         job.disarm();
         save(&job, &mut running);
     }
+    let said = running.said();
     running.kill_everything();
     let mut running = job.resume();
     job.ends_right(&mut running);
+    said + &running.said()
 }
 
 /// A capture that the launcher does not hear of, and saves that fail: the next checkpoint is complete.
