@@ -79,7 +79,7 @@ impl ClaimedJob {
         }
         let newer = newer.inspect_err(|error| {
             tracing::warn!(
-                "cannot find out whether the job has continued on another machine: {error}. It resumes from the snapshots of this machine"
+                "cannot find out whether the job has continued on another machine: {error}. It resumes from the snapshots of this machine; if there are none, it waits for the object store, for up to 5 minutes"
             );
         });
         // An object store that has not answered is not tried again at once.
