@@ -183,6 +183,7 @@ impl Attempt<'_> {
         let result = self.make_store_again().and_then(|()| self.take_snapshot(history));
         self.parts.status.disturb(false);
         self.parts.status.enter(Phase::Idle, 0);
+        memory::give_back_freed();
         result
     }
 

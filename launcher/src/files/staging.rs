@@ -14,6 +14,8 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+/// What a checkpoint or a resume takes beside the images, about: the buffers of the threads that store or load them, and CRIU.
+const WORKING_BYTES: u64 = 64 << 20;
 /// Huge pages are faster for images of at least this size.
 const HUGE_PAGES_FROM_BYTES: u64 = 1 << 30;
 
@@ -77,9 +79,10 @@ impl Staging {
     ) -> io::Result<Self> {
         let parts = [image_bytes, image_bytes / 8, more_bytes, SPARE_BYTES];
         let needed_bytes = parts.into_iter().fold(0, u64::saturating_add);
-        let memory = match available_bytes() {
-            Ok(available_bytes) if available_bytes < needed_bytes => {
-                Err(format!("{} is free, {} is needed", size_text(available_bytes), size_text(needed_bytes)))
+        let available_bytes = available_bytes();
+        let memory = match &available_bytes {
+            Ok(available_bytes) if *available_bytes < needed_bytes => {
+                Err(format!("{} is free, {} is needed", size_text(*available_bytes), size_text(needed_bytes)))
             }
             Ok(_) => Self::in_memory(image_bytes).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -90,6 +93,14 @@ impl Staging {
                     "{reason}, and the job's memory must not be on disk (--staging, --encrypt-key-file). Free memory, give ckpt-run the rights that `ckpt-run doctor` names, or allow it with --staging any"
                 ))
             })?;
+            // The kernel would kill the job or ckpt-run.
+            if available_bytes.is_ok_and(|bytes| bytes < WORKING_BYTES) {
+                let what = format!(
+                    "{reason}; on disk, ckpt-run and CRIU need {} for their own work",
+                    size_text(WORKING_BYTES)
+                );
+                return Err(io::Error::new(io::ErrorKind::OutOfMemory, what));
+            }
             let staging = Self::on_disk(on_disk)?;
             // What is in memory after all needs as much there.
             let wanted_bytes = match is_in_memory(on_disk)? {

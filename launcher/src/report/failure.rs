@@ -293,7 +293,9 @@ fn of_system(kind: io::ErrorKind) -> Option<&'static str> {
         ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::AlreadyExists => {
             "Check whether the path is right: something else has that name"
         }
-        ErrorKind::OutOfMemory => "Let other programs use less memory, or give the machine more",
+        ErrorKind::OutOfMemory => {
+            "Let other programs use less memory, or give the machine, or the job's container or cgroup, more"
+        }
         // The reader of our output has closed it.
         ErrorKind::BrokenPipe => return None,
         _ => OF_DISK,

@@ -38,6 +38,14 @@ pub fn free_bytes_at(path: &Path) -> io::Result<u64> {
     Ok(free_bytes.min(available_bytes()?.saturating_sub(taken_bytes)))
 }
 
+/// Gives memory that was freed back to the system: the C library keeps the buffers of a checkpoint otherwise, tens of
+/// megabytes that the job may need.
+#[allow(unsafe_code)]
+pub fn give_back_freed() {
+    // SAFETY: the call only releases memory that is not allocated.
+    unsafe { libc::malloc_trim(0) };
+}
+
 /// Memory that is about to be allocated, bytes.
 static RESERVED_BYTES: AtomicU64 = AtomicU64::new(0);
 

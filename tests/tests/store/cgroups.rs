@@ -101,6 +101,47 @@ fn the_limit_of_a_cgroup_further_up_counts() {
     sandbox.verify_all();
 }
 
+/// A job that leaves little of its memory: the kernel would kill it, or ckpt-run, for a checkpoint.
+const FULL: &str = r#"
+import os, sys, time
+held, limit, usage = [], int(sys.argv[1]), sys.argv[2]
+while int(open(usage).read()) < limit - (40 << 20):
+    held.append(os.urandom(2 << 20))
+open("ready", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print("whole" if len({hash(one) for one in held}) == len(held) else "not", flush=True)
+"#;
+
+#[test]
+fn a_job_that_has_taken_its_memory_is_not_saved_and_goes_on() {
+    let Some(cgroups) = Cgroups::new("full", LIMIT_BYTES) else {
+        return ckpt_test_skip::skip("no cgroups with limits of memory can be made");
+    };
+    let usage = ["memory.usage_in_bytes", "memory.current"].map(|name| cgroups.limited.join(name));
+    let usage = usage.iter().find(|path| path.exists()).expect("one of them");
+    let sandbox = Sandbox::new();
+    let python = python();
+    let limit = LIMIT_BYTES.to_string();
+    let words = ["--", python.to_str().unwrap(), "-c", FULL, &limit, usage.to_str().unwrap()];
+    let mut job = sandbox.start_command("job", cgroups.command(&sandbox.command(words)));
+    job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    for _ in 0..2 {
+        let output = sandbox.call(["checkpoint"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("is free")
+                && said.contains("for their own work. Let other programs use less memory"),
+            "{said}"
+        );
+    }
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("job.out"), "whole\n");
+}
+
 /// A store in memory, whose file system would have room: what the limit leaves counts.
 #[test]
 fn a_store_in_memory_takes_no_more_than_the_limit_leaves() {
