@@ -46,7 +46,9 @@ fn only_reads(command: &Command) -> bool {
 pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
     let mut config = config.clone();
     if only_reads(&command) {
-        let has_given_up = Some(Arc::default());
+        // What is watched for hours is asked again.
+        let is_watching = matches!(&command, Command::Status(args) if args.watch);
+        let has_given_up = (!is_watching).then(Arc::default);
         config.store.retry = Retry {
             give_up_after: STORE_LOOK_RETRY_TIMEOUT,
             stall: RECORD_STALL_TIMEOUT,
