@@ -70,7 +70,7 @@ impl Retry {
         }
     }
 
-    /// Fails if an operation has failed before for want of an answer, and others are not to wait for one.
+    /// Fails if an operation has failed before without an answer, and others are not to wait for one.
     pub(crate) fn check(&self, what: &str) -> io::Result<()> {
         match &self.has_given_up {
             Some(flag) if flag.load(Ordering::Relaxed) => {

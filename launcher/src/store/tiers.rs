@@ -95,11 +95,7 @@ pub fn open_at(
         ),
         _ => {}
     }
-    if let Some(medium) = uploads(
-        options,
-        dir,
-        Options { pace: Arc::clone(pace), retry: options.retry.clone(), ..Options::default() },
-    )? {
+    if let Some(medium) = uploads(options, dir, Options { pace: Arc::clone(pace), ..client(options) })? {
         tiers.push(Tier::new(REMOTE, Box::new(on_medium(options, dir, medium, Limits::remote())), true));
     }
     Ok(Arc::new(Tiers::new(tiers)))

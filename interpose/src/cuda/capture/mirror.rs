@@ -29,8 +29,8 @@ pub(super) struct Memory {
     pinned: Vec<Pinned>,
     /// For what is not pinned.
     buffers: Option<BounceBuffers>,
-    /// Memory can be allocated before it is written, so that a thread that writes to the mirror gets no signal for want of
-    /// memory.
+    /// The kernel can allocate memory before it is written. Otherwise a thread that writes to the mirror gets SIGBUS if there is
+    /// no memory.
     populates: bool,
     /// How much more may be allocated, in bytes.
     room_bytes: u64,
