@@ -39,6 +39,18 @@ fn only_reads(command: &Command) -> bool {
     matches!(command, Diff(_) | Doctor(_) | Explain(_) | Logs(_) | Ls(_) | Report(_) | Show(_) | Status(_))
 }
 
+/// How long such a command asks an object store.
+fn retry_of_reader(command: &Command) -> Retry {
+    // What is watched for hours is asked again.
+    let is_watching = matches!(command, Command::Status(args) if args.watch);
+    Retry {
+        give_up_after: STORE_LOOK_RETRY_TIMEOUT,
+        stall: RECORD_STALL_TIMEOUT,
+        has_given_up: (!is_watching).then(Arc::default),
+        ..Retry::default()
+    }
+}
+
 /// Performs a command and returns its exit code.
 ///
 /// # Errors
@@ -46,15 +58,7 @@ fn only_reads(command: &Command) -> bool {
 pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
     let mut config = config.clone();
     if only_reads(&command) {
-        // What is watched for hours is asked again.
-        let is_watching = matches!(&command, Command::Status(args) if args.watch);
-        let has_given_up = (!is_watching).then(Arc::default);
-        config.store.retry = Retry {
-            give_up_after: STORE_LOOK_RETRY_TIMEOUT,
-            stall: RECORD_STALL_TIMEOUT,
-            has_given_up,
-            ..Retry::default()
-        };
+        config.store.retry = retry_of_reader(&command);
     }
     let config = &config;
     match command {
