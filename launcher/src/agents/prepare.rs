@@ -144,6 +144,10 @@ struct MirrorRequest {
     current: Option<Mirror>,
 }
 
+fn sum(requests: &[MirrorRequest], bytes: fn(&MirrorRequest) -> u64) -> u64 {
+    requests.iter().map(bytes).fold(0, u64::saturating_add)
+}
+
 /// What all requests share.
 struct Left {
     /// Memory that is left once they have what they have asked for.
@@ -273,19 +277,19 @@ impl Agents {
             let used_bytes = request.used_bytes.unwrap_or(request.mirror_bytes);
             request.copy_threads = copy_threads(used_bytes, processes);
         }
-        let sum = |bytes: fn(&MirrorRequest) -> u64| requests.iter().map(bytes).fold(0, u64::saturating_add);
-        let (growth_bytes, buffers_bytes) =
-            (sum(MirrorRequest::growth_bytes), sum(|one| one.copy_threads * COPY_BUFFERS_BYTES));
+        let (growth_bytes, buffers_bytes) = (
+            sum(&requests, MirrorRequest::growth_bytes),
+            sum(&requests, |one| one.copy_threads * COPY_BUFFERS_BYTES),
+        );
         let left_bytes = left_memory(growth_bytes.saturating_add(buffers_bytes)).or_else(|_| {
             // Without buffers there may be enough.
             requests.iter_mut().for_each(|request| request.copy_threads = 0);
             left_memory(growth_bytes)
         })?;
-        let sum = |bytes: fn(&MirrorRequest) -> u64| requests.iter().map(bytes).fold(0, u64::saturating_add);
         let left = Left {
             bytes: left_bytes.saturating_sub(image_bytes),
-            holes_bytes: sum(MirrorRequest::holes_bytes),
-            mirrors_bytes: sum(|one| if one.has_share() { one.bytes() } else { 0 }),
+            holes_bytes: sum(&requests, MirrorRequest::holes_bytes),
+            mirrors_bytes: sum(&requests, |one| if one.has_share() { one.bytes() } else { 0 }),
         };
         for request in &requests {
             let used_bytes = request.content_bytes.unwrap_or(request.mirror_bytes);

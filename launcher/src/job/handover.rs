@@ -5,7 +5,7 @@
 use crate::job::ownership::{ClaimedElsewhere, Ownership, OwnershipError};
 use crate::store::options::StoreOptions;
 use crate::store::tiers;
-use crate::sys::deadline::{RECORD_STALL_TIMEOUT, STORE_RETRY_TIMEOUT};
+use crate::sys::deadline::RECORD_STALL_TIMEOUT;
 use anyhow::Result;
 use ckpt_object_medium::{Options, Retry};
 use ckpt_snapshot::{JobDir, JobRecord, OpenError, SnapshotId};
@@ -31,11 +31,7 @@ impl Handover {
     /// # Errors
     /// Bad input: an address that contradicts the environment.
     pub fn of(options: &StoreOptions, dir: &JobDir) -> Result<Option<Self>> {
-        let retry = Retry {
-            give_up_after: STORE_RETRY_TIMEOUT.min(options.retry.give_up_after),
-            stall: RECORD_STALL_TIMEOUT,
-            ..options.retry.clone()
-        };
+        let retry = Retry { stall: RECORD_STALL_TIMEOUT, ..options.short_retry() };
         let remote = tiers::uploaded_records(options, dir, Options { retry, ..Options::default() })?;
         let of = |remote| Self {
             remote,

@@ -3,9 +3,8 @@
 
 use super::options::StoreOptions;
 use super::tiers::{self, REMOTE};
-use crate::sys::deadline::STORE_RETRY_TIMEOUT;
 use anyhow::Result;
-use ckpt_object_medium::{Options, Retry};
+use ckpt_object_medium::Options;
 use ckpt_snapshot::{JobDir, Marks, SnapshotId, Store};
 
 /// A change of a tag of a snapshot.
@@ -24,10 +23,7 @@ pub enum TagChange<'a> {
 /// When the marks of this machine, or the tags of all, cannot be read. Bad input: an address that contradicts the environment.
 pub fn of_all_machines(options: &StoreOptions, dir: &JobDir) -> Result<Marks> {
     let mut marks = dir.marks()?;
-    let retry = Retry {
-        give_up_after: STORE_RETRY_TIMEOUT.min(options.retry.give_up_after),
-        ..options.retry.clone()
-    };
+    let retry = options.short_retry();
     if let Some(shared) = tiers::uploaded_records(options, dir, Options { retry, ..Options::default() })? {
         marks.add_tags_of(&shared.marks()?);
     }

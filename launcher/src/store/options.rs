@@ -1,7 +1,7 @@
 //! The options that say where and how a job's snapshots are stored.
 
 use crate::store::mounted;
-use crate::sys::deadline::UPLOAD_LONGEST_PAUSE;
+use crate::sys::deadline::{STORE_RETRY_TIMEOUT, UPLOAD_LONGEST_PAUSE};
 use crate::sys::error::bad_input;
 use crate::sys::trust::Trust;
 use anyhow::{Result, anyhow};
@@ -53,6 +53,12 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
+    /// How long a start, or a command, retries a request that it cannot do without.
+    #[must_use]
+    pub fn short_retry(&self) -> Retry {
+        Retry { give_up_after: STORE_RETRY_TIMEOUT.min(self.retry.give_up_after), ..self.retry.clone() }
+    }
+
     /// The store's path or address.
     #[must_use]
     pub fn name(&self) -> String {

@@ -7,7 +7,7 @@ use crate::sys::deadline::STORE_RETRY_TIMEOUT;
 use crate::sys::error::bad_input;
 use crate::sys::runtime_dir::state_dir;
 use anyhow::{Context, Result, anyhow};
-use ckpt_object_medium::{Options, Pace, Retry, Service, Site, StoreUrl};
+use ckpt_object_medium::{Options, Pace, Service, Site, StoreUrl};
 use ckpt_snapshot::codec::Key;
 use ckpt_snapshot::{JobDir, JobKey, OpenError, RelPath, StoreRoot, faults};
 use std::io;
@@ -34,10 +34,7 @@ impl Root {
     /// Bad input.
     pub fn open(options: &StoreOptions) -> Result<Self> {
         if let Some(url) = &options.url {
-            let retry = Retry {
-                give_up_after: STORE_RETRY_TIMEOUT.min(options.retry.give_up_after),
-                ..options.retry.clone()
-            };
+            let retry = options.short_retry();
             return Self::at(options, url, Options { retry, ..Options::default() });
         }
         let local = trusted(options, StoreRoot::open)?.map_err(|error| match error {
