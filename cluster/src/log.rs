@@ -47,6 +47,8 @@ pub enum Record {
         /// All parts, in order.
         parts: Vec<PartRecord>,
     },
+    /// The job has ended with 0 on all nodes. More records follow only if it is resumed once more, on request.
+    Complete,
 }
 
 /// What a launcher has read of the log, from its beginning.
@@ -67,9 +69,15 @@ impl Log {
     pub fn epoch(&self) -> u64 {
         let epochs = self.records.iter().rev().filter_map(|record| match record {
             Record::Epoch { epoch, .. } => Some(*epoch),
-            Record::Snapshot { .. } => None,
+            Record::Snapshot { .. } | Record::Complete => None,
         });
         epochs.take(1).next().unwrap_or(0)
+    }
+
+    /// Whether the job has ended with 0 after a position.
+    #[must_use]
+    pub fn is_complete_since(&self, position: u64) -> bool {
+        (0..).zip(&self.records).any(|(at, record)| at >= position && *record == Record::Complete)
     }
 
     /// Adds the record at a position; one that is known already, or that does not follow, is left out.
@@ -82,7 +90,7 @@ impl Log {
     /// The snapshots, newest first.
     pub fn snapshots(&self) -> impl Iterator<Item = (AttemptId, &[PartRecord])> {
         self.records.iter().rev().filter_map(|record| match record {
-            Record::Epoch { .. } => None,
+            Record::Epoch { .. } | Record::Complete => None,
             Record::Snapshot { attempt, parts, .. } => Some((*attempt, &parts[..])),
         })
     }
@@ -90,7 +98,7 @@ impl Log {
     /// The newest session of which there is a snapshot.
     pub(crate) fn session(&self) -> Option<AttemptId> {
         let sessions = self.records.iter().filter_map(|record| match record {
-            Record::Epoch { .. } => None,
+            Record::Epoch { .. } | Record::Complete => None,
             Record::Snapshot { session, .. } => Some(*session),
         });
         sessions.max()

@@ -218,7 +218,7 @@ impl Peer {
             self.candidacy = None;
             if found == own {
                 self.lead(now);
-            } else if let Record::Snapshot { .. } = found {
+            } else if let Record::Snapshot { .. } | Record::Complete = found {
                 self.candidacy = Some(Candidacy { record: None, repeat_at: now });
                 self.campaign(now);
             }

@@ -428,7 +428,9 @@ impl JobDir {
         self.records.as_ref()
     }
 
-    pub(crate) fn medium(&self) -> Arc<dyn Medium> {
+    /// The medium with its snapshots and small records: [`Self::records_medium`], or else its directory.
+    #[must_use]
+    pub fn medium(&self) -> Arc<dyn Medium> {
         self.records.clone().unwrap_or_else(|| Arc::new(DirMedium::new(self.path.clone())))
     }
 

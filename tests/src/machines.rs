@@ -1,6 +1,10 @@
 //! "Machines" on this one: network namespaces with an Ethernet link between them, each with a sandbox of its own.
 
 use crate::{Running, Sandbox, set_variables};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -134,6 +138,21 @@ impl Machines {
         let listed = String::from_utf8(listed).expect("text");
         let names = listed.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
         names.filter(|name| name.starts_with(beginning)).map(str::to_owned).collect()
+    }
+
+    /// A socket that listens on the loopback interface of a machine.
+    ///
+    /// # Panics
+    /// When that is not possible.
+    #[must_use]
+    pub fn listen(&self, machine: usize, port: u16) -> TcpListener {
+        let namespace = File::open(Path::new("/run/netns").join(&self.names[machine])).expect("a namespace");
+        // A socket stays in the namespace in which it was made.
+        let listen = move || {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("setns");
+            TcpListener::bind(("127.0.0.1", port)).expect("listen")
+        };
+        std::thread::spawn(listen).join().expect("no panic")
     }
 
     /// The command, on a machine, with its variables and its working directory.

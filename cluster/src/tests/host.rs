@@ -144,7 +144,7 @@ impl Ground {
     pub fn add(&mut self, record: Record, settings: &Settings) -> Result<(), String> {
         let epochs = self.log.iter().rev().filter_map(|record| match record {
             Record::Epoch { epoch, .. } => Some(*epoch),
-            Record::Snapshot { .. } => None,
+            Record::Snapshot { .. } | Record::Complete => None,
         });
         let newest = epochs.take(1).next().unwrap_or(0);
         let is_right = match &record {
@@ -161,6 +161,7 @@ impl Ground {
                 let hashes: Vec<_> = parts.iter().map(|part| part.hash.clone()).collect();
                 self.check(*attempt, *session, &hashes, settings)
             }
+            Record::Complete => Err("no launcher has said that the job is complete".to_owned()),
         };
         self.log.push(record);
         is_right
@@ -168,7 +169,7 @@ impl Ground {
 
     fn newest_session(&self) -> Option<AttemptId> {
         let sessions = self.log.iter().filter_map(|record| match record {
-            Record::Epoch { .. } => None,
+            Record::Epoch { .. } | Record::Complete => None,
             Record::Snapshot { session, .. } => Some(*session),
         });
         sessions.max()

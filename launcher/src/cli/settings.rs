@@ -414,7 +414,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("FILE"),
         default: "",
         help: "The key with which the launchers of the nodes recognise each other",
-        long_help: "The file with the key with which the launchers of the nodes recognise each other: 32 bytes, or 64 hexadecimal digits, the same on all nodes. Without this option, the launchers use `cluster.key` in the directory of --store, which has to be the same on all nodes then; the first launcher makes it, with mode 0600. The key is never sent. Messages between launchers are authenticated with it, not encrypted; they hold nothing of the job's content.",
+        long_help: "The file with the key with which the launchers of the nodes recognise each other: 32 bytes, or 64 hexadecimal digits, the same on all nodes. Without this option, the launchers use `cluster.key` in --store, which has to be the same directory or object store on all nodes then; the first launcher makes it, in a directory with mode 0600. In an object store with --encrypt-key-file, the key is made from that file. The key is never sent. Messages between launchers are authenticated with it, not encrypted; they hold nothing of the job's content.",
         set: |config, option| {
             let path = option.path();
             config.nodes.key =

@@ -22,9 +22,9 @@ mod stopping;
 use super::gate::{Gate, GateEnd};
 use super::job_network::JobNetwork;
 use super::links::{Joining, Link};
-use super::log_files::LogFiles;
 use super::messages::{End, Message, Restart, StopHow, Welcome};
 use super::sockets::{self, LauncherConnections};
+use super::stored_log::StoredLog;
 use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT};
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN, bad_input};
 use anyhow::{Context, Result, anyhow};
@@ -148,7 +148,7 @@ pub(super) struct HostParts {
     pub(super) settings: Settings,
     pub(super) links: BTreeMap<u32, Link>,
     /// At node 0.
-    pub(super) log: Option<LogFiles>,
+    pub(super) log: Option<StoredLog>,
     /// At node 0: snapshots that cannot be resumed, since a part is missing, and the number of the others.
     pub(super) excluded: Vec<AttemptId>,
     pub(super) usable: usize,

@@ -5,10 +5,10 @@ use super::diag;
 use super::host::{Cluster, HostParts, Input};
 use super::job_network::{self, JobNetwork};
 use super::links::{self, Joining, Link};
-use super::log_files::LogFiles;
 use super::messages::{HeldPart, Join, Message, Welcome};
 use super::options::Coordinator;
 use super::sockets::LauncherConnections;
+use super::stored_log::StoredLog;
 use crate::job::journal::Journal;
 use crate::sys::deadline::{
     NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, NODE_WAIT_RECORD,
@@ -179,12 +179,12 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
 }
 
 /// The log, and what it says to the nodes that have joined.
-fn open_log(member: &Member, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<(Chosen, LogFiles)> {
+fn open_log(member: &Member, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<(Chosen, StoredLog)> {
     let job = &member.job;
-    let newest = if member.wanted.is_some() { LogFiles::newest(job).transpose() } else { None };
+    let newest = if member.wanted.is_some() { StoredLog::newest(job).transpose() } else { None };
     let log = match newest {
-        Some(newest) => newest.map(LogFiles::reopened),
-        None => LogFiles::open(job, member.is_anew),
+        Some(newest) => newest.map(StoredLog::reopened),
+        None => StoredLog::open(job, member.is_anew),
     };
     let log = log.context("the log of the job's nodes cannot be opened")?;
     Ok((welcome(member, &log, own, joined)?, log))
@@ -266,7 +266,7 @@ struct Chosen {
     usable: usize,
 }
 
-fn welcome(member: &Member, log: &LogFiles, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<Chosen> {
+fn welcome(member: &Member, log: &StoredLog, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<Chosen> {
     let all: Vec<_> = std::iter::once(own).chain(joined.values().map(|one| &one.join)).collect();
     let mut chosen = match &member.wanted {
         Some(Wanted { part: Err(why), .. }) => bail!(bad_input(anyhow!("{why}"))),
@@ -350,7 +350,7 @@ fn mismatch(own: &Join, join: &Join) -> Option<String> {
 }
 
 /// See [`choose`]. With `--resume required`, no snapshot is an error.
-fn to_resume(log: &LogFiles, all: &[&Join], is_required: bool) -> Result<Chosen> {
+fn to_resume(log: &StoredLog, all: &[&Join], is_required: bool) -> Result<Chosen> {
     let chosen = choose(log, all)?;
     // Its log is in another store: the job would begin again.
     if let Some(Join { rank: 0, other_node: Some(other), is_anew: false, .. }) = all.first().copied() {
@@ -365,8 +365,8 @@ fn to_resume(log: &LogFiles, all: &[&Join], is_required: bool) -> Result<Chosen>
 }
 
 /// The same with one snapshot only (`--resume ID`), of which node 0 has this part.
-fn only(log: &LogFiles, all: &[&Join], (text, part): (&str, &HeldPart)) -> Result<Chosen> {
-    let content = log.log().context("the log of the job's nodes cannot be read")?;
+fn only(log: &StoredLog, all: &[&Join], (text, part): (&str, &HeldPart)) -> Result<Chosen> {
+    let content = log.content();
     if part.log != log.name() && content.end() == 0 {
         bail!(bad_input(anyhow!(
             "the store of node 0 has no log of the run of the snapshot {text}: give node 0 the store that it had"
@@ -396,14 +396,14 @@ fn only(log: &LogFiles, all: &[&Join], (text, part): (&str, &HeldPart)) -> Resul
 
 /// What all nodes are told of these snapshots, which have global manifests. A long run has more than a message holds: those
 /// whose parts are gone concern nobody.
-fn told(log: &LogFiles, all: &[&Join], mut committed: Vec<AttemptId>) -> Welcome {
+fn told(log: &StoredLog, all: &[&Join], mut committed: Vec<AttemptId>) -> Welcome {
     let held: BTreeSet<_> = all.iter().flat_map(|join| join.parts.iter().map(|part| part.attempt)).collect();
     committed.retain(|attempt| held.contains(attempt));
     Welcome { log: log.name().to_owned(), committed, network: None }
 }
 
 /// The nodes that lack their part of a snapshot with these parts.
-fn lacking(log: &LogFiles, all: &[&Join], attempt: AttemptId, parts: &[PartRecord]) -> Vec<String> {
+fn lacking(log: &StoredLog, all: &[&Join], attempt: AttemptId, parts: &[PartRecord]) -> Vec<String> {
     let has = |join: &Join| {
         let hash = parts.get(join.rank as usize).map(|part| &part.hash);
         let is_it =
@@ -419,13 +419,12 @@ fn lacking(log: &LogFiles, all: &[&Join], attempt: AttemptId, parts: &[PartRecor
 
 /// What the nodes have to know of the log, and which of its snapshots cannot be resumed: nodes lack their parts, or have been
 /// resumed from an older one.
-fn choose(log: &LogFiles, all: &[&Join]) -> Result<Chosen> {
-    let content = log.log().context("the log of the job's nodes cannot be read")?;
+fn choose(log: &StoredLog, all: &[&Join]) -> Result<Chosen> {
     let of_log = |part: &&HeldPart| part.log == log.name() && part.is_abandoned;
     let abandoned: BTreeSet<_> =
         all.iter().flat_map(|join| &join.parts).filter(of_log).map(|part| part.attempt).collect();
     let (mut committed, mut excluded, mut newest_lacks) = (Vec::new(), Vec::new(), None);
-    for (attempt, parts) in content.snapshots() {
+    for (attempt, parts) in log.content().snapshots() {
         committed.push(attempt);
         let lacking = lacking(log, all, attempt, parts);
         if !lacking.is_empty() || abandoned.contains(&attempt) {
@@ -603,8 +602,8 @@ mod tests {
     #[test]
     fn a_snapshot_is_resumed_only_if_all_have_their_parts() {
         let (_store, job) = job();
-        let log = LogFiles::open(&job, false).unwrap();
-        let name = log.name();
+        let mut log = StoredLog::open(&job, false).unwrap();
+        let name = &log.name().to_owned();
         assert_eq!(choose(&log, &[&node(0, &[]), &node(1, &[])]).unwrap().excluded, []);
         for (position, number) in [(0, 1), (1, 2)] {
             let attempt = AttemptId { epoch: 1, number };
@@ -633,7 +632,7 @@ mod tests {
     #[test]
     fn an_older_snapshot_is_resumed_on_request() {
         let (_store, job) = job();
-        let mut log = LogFiles::open(&job, false).unwrap();
+        let mut log = StoredLog::open(&job, false).unwrap();
         let name = log.name().to_owned();
         let id = |number| AttemptId { epoch: 1, number };
         for number in 1..=3 {
@@ -661,14 +660,14 @@ mod tests {
         }
         zero_and_one_left_all(&log, &zero, &one);
         log.set_complete().unwrap();
-        let mut reopened = LogFiles::newest(&job).unwrap().unwrap().reopened();
+        let mut reopened = StoredLog::newest(&job).unwrap().unwrap().reopened();
         assert!(!reopened.has_begun());
-        assert_ne!(LogFiles::open(&job, false).unwrap().name(), name, "not before it has begun");
+        assert_ne!(StoredLog::open(&job, false).unwrap().name(), name, "not before it has begun");
         reopened.begin().unwrap();
-        assert_eq!(LogFiles::open(&job, false).unwrap().name(), name);
+        assert_eq!(StoredLog::open(&job, false).unwrap().name(), name);
     }
 
-    fn zero_and_one_left_all(log: &LogFiles, zero: &Join, one: &Join) {
+    fn zero_and_one_left_all(log: &StoredLog, zero: &Join, one: &Join) {
         let (mut zero, mut one) = (zero.clone(), one.clone());
         let parts = zero.parts.iter_mut().take(2).chain(&mut one.parts);
         parts.for_each(|part| part.is_abandoned = true);
@@ -694,7 +693,7 @@ mod tests {
     #[test]
     fn a_lost_log_is_no_new_job() {
         let (_store, job) = job();
-        let log = LogFiles::open(&job, false).unwrap();
+        let log = StoredLog::open(&job, false).unwrap();
         let known = node(1, &[("000001-other", 1, "b")]);
         let error = choose(&log, &[&node(0, &[]), &known]).unwrap_err().to_string();
         assert!(error.contains("node 1 has parts") && error.contains("no log"), "{error}");

@@ -1,7 +1,9 @@
 //! The options of a job on several nodes.
 
 use super::connection::ClusterKey;
+use ckpt_snapshot::RelPath;
 use ckpt_snapshot::codec::{Key, KeyError};
+use ckpt_snapshot::medium::{Medium, read_all};
 use ipnet::Ipv4Net;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -11,6 +13,7 @@ use std::time::Duration;
 
 /// The key's name in a store.
 const KEY_FILE: &str = "cluster.key";
+const KEY_BYTES: u64 = 32;
 const CONTEXT: &str = "ckpt-run nodes 1: key of a cluster";
 
 impl ClusterKey {
@@ -19,7 +22,7 @@ impl ClusterKey {
     /// # Errors
     /// When it cannot be read, is readable by others, or holds no key.
     pub fn from_file(path: &Path) -> Result<Self, KeyError> {
-        Ok(Self(Key::from_file(path)?.for_purpose(CONTEXT)))
+        Ok(Self::of_encrypted(&Key::from_file(path)?))
     }
 
     /// The key in the directory of a store, which all nodes share. The first launcher makes it, readable for its user only.
@@ -33,12 +36,46 @@ impl ClusterKey {
         }
         Self::from_file(&path).map_err(io::Error::other)
     }
+
+    /// The key among the objects of a store that all nodes share, made as [`Self::of_store`]: who can read the store has it.
+    ///
+    /// # Errors
+    /// When it can be neither made nor read.
+    pub fn of_objects(medium: &dyn Medium) -> io::Result<Self> {
+        let name = RelPath::new(KEY_FILE).expect("a plain path");
+        let read = || read_all(medium, &name, KEY_BYTES);
+        let key = match read() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                match medium.put_new(&name, &random_key()?) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                    _ => read()?,
+                }
+            }
+            key => key?,
+        };
+        if key.len() as u64 != KEY_BYTES {
+            let name = medium.describe(&name);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{name} is damaged: delete it")));
+        }
+        Ok(Self(blake3::derive_key(CONTEXT, &key)))
+    }
+
+    /// The key of nodes that have this key of an encrypted store: that of the same file as [`Self::from_file`].
+    #[must_use]
+    pub fn of_encrypted(key: &Key) -> Self {
+        Self(key.for_purpose(CONTEXT))
+    }
+}
+
+fn random_key() -> io::Result<[u8; KEY_BYTES as usize]> {
+    let mut key = [0; KEY_BYTES as usize];
+    File::open("/dev/urandom")?.read_exact(&mut key)?;
+    Ok(key)
 }
 
 /// Makes a key file, complete or not at all. One that another launcher makes at the same time stays.
 fn make_key(dir: &Path, path: &Path) -> io::Result<()> {
-    let mut key = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut key)?;
+    let key = random_key()?;
     let unique = key.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>();
     let unfinished = dir.join(format!("{KEY_FILE}.{unique}"));
     let write = || {
@@ -119,6 +156,7 @@ impl NodeOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ckpt_snapshot::medium::DirMedium;
 
     #[test]
     fn the_first_launcher_makes_the_key_of_a_store() {
@@ -135,6 +173,18 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         let error = ClusterKey::of_store(dir.path()).unwrap_err().to_string();
         assert!(error.contains("other users have access"), "{error}");
+    }
+
+    #[test]
+    fn the_first_launcher_makes_the_key_of_a_store_of_objects() {
+        let dir = tempfile::tempdir().unwrap();
+        let medium = DirMedium::new(dir.path().join("a"));
+        let make = || ClusterKey::of_objects(&medium).unwrap().0;
+        let key = make();
+        assert_eq!(key, make());
+        assert_ne!(key, ClusterKey::of_objects(&DirMedium::new(dir.path().join("b"))).unwrap().0);
+        fs::write(dir.path().join("a").join(KEY_FILE), "short").unwrap();
+        assert!(ClusterKey::of_objects(&medium).unwrap_err().to_string().contains("is damaged"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::memory_map::{self, OnGpu};
 use super::print;
 use crate::cli::args::TierName;
 use crate::cli::config::Config;
-use crate::cluster::LogFiles;
+use crate::cluster::GlobalManifests;
 use crate::files::inventory::Inventory;
 use crate::job::resume_point::is_for_the_user;
 use crate::job::status::cut_text;
@@ -75,7 +75,12 @@ fn add_held(rows: &mut Vec<Row>, job: &JobDir, held: Vec<Held>) {
 }
 
 impl Row {
-    fn new(job: &JobDir, placed: &PlacedSnapshot, marks: &Marks, history: &History) -> Self {
+    fn new(
+        job: &JobDir,
+        placed: &PlacedSnapshot,
+        (marks, history): (&Marks, &History),
+        manifests: &mut GlobalManifests<'_>,
+    ) -> Self {
         let listed = &placed.listed;
         let manifest = listed.manifest.as_ref().ok();
         let mark = marks.of(&listed.id);
@@ -83,7 +88,9 @@ impl Row {
             (Ok(_), None) if history.is_abandoned(&listed.id) => {
                 "abandoned: the job was resumed from an older one".to_owned()
             }
-            (Ok(manifest), None) => state_of_part(job, manifest).unwrap_or_else(|| "committed".to_owned()),
+            (Ok(manifest), None) => {
+                state_of_part(manifests, manifest).unwrap_or_else(|| "committed".to_owned())
+            }
             (Ok(_), Some(why)) => format!("bad: {why}"),
             (Err(error), _) => error.to_string(),
         };
@@ -105,10 +112,10 @@ impl Row {
 }
 
 /// The state of a part of a job on several nodes. Only the store of node 0 says which are committed.
-fn state_of_part(job: &JobDir, manifest: &Manifest) -> Option<String> {
+fn state_of_part(manifests: &mut GlobalManifests<'_>, manifest: &Manifest) -> Option<String> {
     let part = manifest.part.as_ref()?;
     let NodePart { node, nodes, .. } = part;
-    Some(match LogFiles::has_manifest_of(job, part) {
+    Some(match manifests.has(part) {
         Some(true) => format!("committed, node {node} of {nodes}"),
         Some(false) => format!("no global manifest, node {node} of {nodes}"),
         None => format!("part of node {node} of {nodes}"),
@@ -133,8 +140,9 @@ pub fn list(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let (rows, code) = each(&jobs(config, &root, named)?, |job| {
         let (marks, history) = (marks::known(&config.store, job)?, tiers::history(job, None)?);
         let placed = tiers::open(&config.store, job)?.placed()?;
-        let mut of_job: Vec<_> =
-            placed.iter().map(|placed| Row::new(job, placed, &marks, &history)).collect();
+        let mut manifests = GlobalManifests::of(job);
+        let row = |placed| Row::new(job, placed, (&marks, &history), &mut manifests);
+        let mut of_job: Vec<_> = placed.iter().map(row).collect();
         add_held(&mut of_job, job, held(job));
         of_job.sort_by(|one, other| one.id.cmp(&other.id));
         Ok(of_job)
@@ -308,7 +316,7 @@ fn summary(manifest: &Manifest) -> Vec<Fact> {
 /// Which part of a job on several nodes it is.
 fn part_facts(job: &JobDir, manifest: &Manifest) -> Vec<Fact> {
     let Some(part) = &manifest.part else { return Vec::new() };
-    let global = match LogFiles::has_manifest_of(job, part) {
+    let global = match GlobalManifests::of(job).has(part) {
         Some(true) => "committed: its log is in this store",
         Some(false) => "none: it is never resumed from",
         None => "see the store of node 0",

@@ -9,6 +9,7 @@ use crate::sys::runtime_dir::state_dir;
 use anyhow::{Context, Result, anyhow};
 use ckpt_object_medium::{Options, Pace, Service, Site, StoreUrl};
 use ckpt_snapshot::codec::Key;
+use ckpt_snapshot::medium::Medium;
 use ckpt_snapshot::{JobDir, JobKey, OpenError, RelPath, StoreRoot, faults};
 use std::io;
 use std::path::Path;
@@ -111,6 +112,13 @@ impl Root {
             Some(remote) => job.with_content_in(remote.site.below(&tiers::place(key))),
             None => job,
         }
+    }
+
+    /// In a store at an address: what the nodes of jobs have in common.
+    #[must_use]
+    pub fn objects_of_nodes(&self) -> Option<Arc<dyn Medium>> {
+        let remote = self.remote.as_ref()?;
+        Some(remote.site.below(&RelPath::new("nodes").expect("a plain path")))
     }
 
     fn with_key(&self, job: JobDir) -> JobDir {

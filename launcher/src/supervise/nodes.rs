@@ -102,8 +102,7 @@ fn check(config: &Config) -> Result<()> {
     }
     let refused = [
         ("--network private: its loopback reaches no other node", config.network == Network::Private),
-        ("--upload", config.store.upload.is_some()),
-        ("--store with the URL of an object store", config.store.url.is_some()),
+        ("--upload: give --store the same address instead", config.store.upload.is_some()),
         ("--persist-every", config.persist_every > 1),
         ("--precopy", !matches!(config.precopy, Precopy::Off)),
     ];
@@ -257,11 +256,19 @@ fn key(config: &Config) -> Result<ClusterKey> {
     if let Some(key) = &config.nodes.key {
         return Ok(key.clone());
     }
-    let dir = &config.store.dir;
-    ClusterKey::of_store(dir).map_err(|error| {
+    // Who can read an object store need not be able to read what is in it.
+    if let (Some(_), Some(key)) = (&config.store.url, &config.store.key) {
+        return Ok(ClusterKey::of_encrypted(key));
+    }
+    let root = Root::open(&config.store)?;
+    let key = match root.objects_of_nodes() {
+        Some(objects) => ClusterKey::of_objects(&*objects),
+        None => ClusterKey::of_store(&config.store.dir),
+    };
+    key.map_err(|error| {
         bad_input(anyhow!(
             "there is no key for the connections between the nodes in {} ({error}): use --cluster-key-file",
-            dir.display()
+            root.name()
         ))
     })
 }

@@ -8,6 +8,7 @@ pub mod server;
 
 use proxy::Proxy;
 use server::Server;
+use std::net::TcpListener;
 
 /// The only access key that the server accepts.
 pub const KEY: &str = "test-key";
@@ -44,6 +45,30 @@ impl Service {
     #[must_use]
     pub fn endpoint(&self) -> String {
         self.proxy.endpoint()
+    }
+
+    /// The variables with which clients reach it.
+    #[must_use]
+    pub fn variables(&self) -> Vec<(String, String)> {
+        let endpoint = self.endpoint();
+        let variables = [
+            ("AWS_ENDPOINT_URL", endpoint.as_str()),
+            ("AWS_ACCESS_KEY_ID", KEY),
+            ("AWS_SECRET_ACCESS_KEY", SECRET),
+            ("AWS_ALLOW_HTTP", "true"),
+            // The proxy serves one request per connection.
+            ("AWS_POOL_MAX_IDLE_PER_HOST", "0"),
+        ];
+        variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+    }
+
+    /// Another proxy in front of the same server, which listens there: in another network namespace, for example.
+    ///
+    /// # Panics
+    /// When the socket cannot be used.
+    #[must_use]
+    pub fn proxy_at(&self, listener: TcpListener) -> Proxy {
+        Proxy::at(&self.runtime, listener, self.server.address)
     }
 
     /// Another proxy in front of the same server, for clients on another machine.

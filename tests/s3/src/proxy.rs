@@ -93,8 +93,18 @@ impl Proxy {
     /// When no port is free.
     #[must_use]
     pub fn start(runtime: &Runtime, server: SocketAddr) -> Self {
-        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        Self::at(runtime, std::net::TcpListener::bind("127.0.0.1:0").unwrap(), server)
+    }
+
+    /// The same, which listens at `listener`.
+    ///
+    /// # Panics
+    /// When the socket cannot be used.
+    #[must_use]
+    pub fn at(runtime: &Runtime, listener: std::net::TcpListener, server: SocketAddr) -> Self {
         let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = runtime.block_on(async { TcpListener::from_std(listener) }).unwrap();
         let state = Arc::new(Mutex::new(State::default()));
         let shared = Arc::clone(&state);
         runtime.spawn(async move {

@@ -4,6 +4,7 @@
 
 mod job;
 mod moving;
+mod objects;
 mod ranks;
 mod ring;
 
@@ -325,7 +326,6 @@ fn what_does_not_work_on_several_nodes_is_refused() {
     for options in [
         &["--network", "private"][..],
         &["--upload", "s3://bucket/x"],
-        &["--store", "s3://bucket/x"],
         &["--persist-every", "2"],
         &["--precopy", "auto"],
     ] {

@@ -3,7 +3,7 @@
 use crate::keeper::{KEEPER, finish, has_said, start, step, unbroken};
 use ckpt_run_tests::{Sandbox, python};
 use ckpt_test_s3::proxy::Fault;
-use ckpt_test_s3::{BUCKET, KEY, SECRET, Service};
+use ckpt_test_s3::{BUCKET, Service};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -295,18 +295,8 @@ fn snapshots_share_chunks_and_are_compared_and_exported() {
 pub fn with_service(service: &Service) -> Sandbox {
     let mut sandbox = Sandbox::new();
     let state = sandbox.path().join("state").display().to_string();
-    let endpoint = service.endpoint();
-    sandbox.variables = [
-        ("XDG_STATE_HOME", state.as_str()),
-        ("AWS_ENDPOINT_URL", &endpoint),
-        ("AWS_ACCESS_KEY_ID", KEY),
-        ("AWS_SECRET_ACCESS_KEY", SECRET),
-        ("AWS_ALLOW_HTTP", "true"),
-        // The proxy serves one request per connection.
-        ("AWS_POOL_MAX_IDLE_PER_HOST", "0"),
-    ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned()))
-    .to_vec();
+    sandbox.variables = service.variables();
+    sandbox.variables.push(("XDG_STATE_HOME".to_owned(), state));
     sandbox
 }
 

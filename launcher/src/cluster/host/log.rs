@@ -1,7 +1,7 @@
 //! The log at node 0. A thread of its own reads and writes it: while the store is slow, node 0 goes on talking to the others.
 
 use super::{Host, Input, Message, Notice, failure};
-use crate::cluster::log_files::LogFiles;
+use crate::cluster::stored_log::StoredLog;
 use crate::sys::error::EXIT_OWN;
 use ckpt_cluster::{AttemptId, PutAnswer, Record, Step};
 use crossbeam_channel::{Sender, unbounded};
@@ -50,7 +50,7 @@ impl LogThread {
     ///
     /// # Errors
     /// When there can be no more threads.
-    pub(super) fn start(mut log: LogFiles, inputs: Sender<Input>) -> io::Result<Self> {
+    pub(super) fn start(mut log: StoredLog, inputs: Sender<Input>) -> io::Result<Self> {
         let has_begun = log.has_begun();
         let (requests, inbox) = unbounded();
         let run = move || {

@@ -27,6 +27,8 @@ pub struct Job {
     /// The command of each part.
     commands: Vec<Vec<String>>,
     pub options: Vec<String>,
+    /// Whether all nodes have a key file.
+    pub has_key_file: bool,
     /// What is preloaded.
     pub interpose: String,
     /// The machine of each node. Its directory and its store stay those of the machine with the number of the node.
@@ -41,7 +43,7 @@ impl Job {
         }
         let places = (0..machines.sandboxes.len()).collect();
         let (options, interpose) = (Vec::new(), "off".to_owned());
-        let job = Self { machines, commands, options, interpose, places };
+        let job = Self { machines, commands, options, has_key_file: true, interpose, places };
         job.slow_down();
         job
     }
@@ -121,7 +123,10 @@ impl Job {
         let mut arguments = vec!["--nodes".to_owned(), self.nodes().to_string()];
         arguments.extend(["--node-rank".to_owned(), node.to_string(), "--coordinator".to_owned()]);
         arguments.extend([format!("{}:7070", self.machines.address(self.places[0]))]);
-        arguments.extend(["--cluster-key-file", "key", "--job", "both", "--interpose"].map(str::to_owned));
+        if self.has_key_file {
+            arguments.extend(["--cluster-key-file", "key"].map(str::to_owned));
+        }
+        arguments.extend(["--job", "both", "--interpose"].map(str::to_owned));
         arguments.push(self.interpose.clone());
         arguments.extend(self.options.iter().cloned());
         arguments.push("--".to_owned());

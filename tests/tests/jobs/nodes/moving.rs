@@ -4,9 +4,9 @@
 use super::job::{Job, codes, machines, said};
 use super::{assert_blocks, kill, survives_many_kills};
 
-const NODE_0: &str = "ckpt-node-0";
+pub const NODE_0: &str = "ckpt-node-0";
 
-fn of_network(mut job: Job, nodes: usize) -> Job {
+pub fn of_network(mut job: Job, nodes: usize) -> Job {
     job.places.truncate(nodes);
     job.options.extend(["--network", "job"].map(str::to_owned));
     job
