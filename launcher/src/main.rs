@@ -28,6 +28,7 @@ use clap::FromArgMatches;
 use cli::config::Config;
 use cli::resolve::mistyped_variables;
 use cli::{args, logging};
+use cluster::Rejoin;
 use container::auto::Auto;
 use container::pid1;
 use namespace::stdio;
@@ -53,12 +54,14 @@ fn main() {
     }
     let auto = Auto::take();
     pid1::fork_if_pid1();
-    let code = run(std::env::args_os().collect(), auto);
+    let mut arguments = std::env::args_os().collect();
+    let rejoin = Rejoin::take(&mut arguments);
+    let code = run(arguments, auto, rejoin);
     stdio::restore_terminal();
     std::process::exit(code);
 }
 
-fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
+fn run(arguments: Vec<OsString>, auto: Auto, rejoin: Option<Rejoin>) -> i32 {
     stdio::messages_begin();
     let matches = match args::command().try_get_matches_from(args::with_run(arguments)) {
         Ok(matches) => matches,
@@ -71,11 +74,16 @@ fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
     let is_run = matches!(command, args::Command::Run(_));
     // Options may precede and follow the command: the command's matches have both.
     let (_, options) = matches.subcommand().expect("clap requires a command");
-    match configure(options).and_then(|config| commands::perform(command, &config, auto)) {
+    match configure(options, rejoin).and_then(|config| commands::perform(command, &config, auto)) {
         Ok(code) => code,
         // `ckpt-run ls | head` is no error.
         Err(error) if !is_run && failure::is_closed_output(&error) => 0,
         Err(error) => {
+            if let Some(rejoin) = error.downcast_ref::<Rejoin>() {
+                stdio::restore_terminal();
+                tracing::error!("cannot start again to resume the job: {}", rejoin.exec());
+                return sys::error::EXIT_OWN;
+            }
             let error = failure::naming_output(error);
             failure::log_error(&error);
             failure::exit_code(&error, if is_run { sys::error::EXIT_OWN } else { sys::error::EXIT_NEGATIVE })
@@ -83,8 +91,11 @@ fn run(arguments: Vec<OsString>, auto: Auto) -> i32 {
     }
 }
 
-fn configure(matches: &clap::ArgMatches) -> Result<Config> {
-    let config = Config::resolve(matches, &|name| std::env::var(name).ok())?;
+fn configure(matches: &clap::ArgMatches, rejoin: Option<Rejoin>) -> Result<Config> {
+    let mut config = Config::resolve(matches, &|name| std::env::var(name).ok())?;
+    if let Some(Rejoin { rank }) = rejoin {
+        config.rejoin(rank);
+    }
     logging::start(config.verbosity, config.log_format, config.log_file.as_deref())?;
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for (name, meant) in mistyped_variables(names) {

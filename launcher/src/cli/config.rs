@@ -103,6 +103,14 @@ pub struct Config {
 }
 
 impl Config {
+    /// For a launcher that starts again as the node of this rank. What it was told to begin with, it has begun.
+    pub fn rejoin(&mut self, rank: u32) {
+        self.nodes.rejoins_as = Some(rank);
+        if self.resume != Resume::Required {
+            self.resume = Resume::Auto;
+        }
+    }
+
     /// The snapshots that a running job keeps.
     #[must_use]
     pub fn retention(&self) -> Retention {

@@ -396,7 +396,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("K"),
         default: "",
         help: "Which of the nodes this one is, from 0",
-        long_help: "Which of the --nodes this one is, from 0. Node 0 coordinates. A node keeps its number and its store from one start to the next. Without this option, the number comes from Slurm (SLURM_NODEID), or with --nodes or --coordinator from Open MPI (OMPI_COMM_WORLD_RANK), MPICH (PMI_RANK) or an indexed Job of Kubernetes (JOB_COMPLETION_INDEX).",
+        long_help: "Which of the --nodes this one is, from 0. Node 0 coordinates. With a number of --nodes or more, this one is a spare, which waits until a node is lost and takes its place (--network job). A node keeps its number and its store from one start to the next. Without this option, the number comes from Slurm (SLURM_NODEID), or with --nodes or --coordinator from Open MPI (OMPI_COMM_WORLD_RANK), MPICH (PMI_RANK) or an indexed Job of Kubernetes (JOB_COMPLETION_INDEX).",
         set: |config, option| option.put(&mut config.nodes.rank, "a number from 0", optional(parsed)),
     },
     Setting {
@@ -432,6 +432,14 @@ pub const SETTINGS: &[Setting] = &[
             let parse = |text: &str| duration(text).filter(|time| *time >= SHORTEST_NODE_TIMEOUT);
             option.put(&mut config.nodes.timeout, "a time from 3s", parse)
         },
+    },
+    Setting {
+        name: "lost-node",
+        value: Some("WHAT"),
+        default: "auto",
+        help: "What the launchers do that are left when a node is lost: exit, wait for it, or auto",
+        long_help: "What the launchers of a job on several nodes do that are left when the launcher of a node is lost, with its machine or without:\n  exit  all end with exit code 125. Whoever has started them starts all of them again, and the job resumes\n  wait  they wait until the node is there again, started by whoever has started it before, and resume the job then\n  auto  wait if there is a spare (a launcher whose --node-rank is --nodes or more), which takes the place of the node; otherwise exit\nA spare cannot take the place of node 0.",
+        set: |config, option| option.put(&mut config.nodes.on_loss, "exit, wait or auto", named),
     },
     Setting {
         name: "interpose",

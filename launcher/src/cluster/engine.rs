@@ -50,9 +50,9 @@ pub enum EngineError {
         /// What to change.
         remedy: &'static str,
     },
-    /// The number of nodes differs from the option.
+    /// There are fewer nodes than the option says.
     #[error(
-        "{engine} has started ckpt-run on {found} nodes, which is not --nodes {nodes}: give --node-rank and --coordinator too, or leave --nodes out"
+        "{engine} has started ckpt-run on {found} nodes, fewer than --nodes {nodes}: give --node-rank and --coordinator too, or leave --nodes out"
     )]
     OtherNumber {
         /// The engine.
@@ -92,8 +92,9 @@ impl NodeOptions {
         if let Some(crowd) = engine.crowd {
             return Err(EngineError::Crowded { engine: engine.name, crowd, remedy: engine.remedy });
         }
+        // More than the job has are spares.
         if let (Some(nodes), Some(found)) = (self.nodes, engine.nodes)
-            && nodes != found
+            && nodes > found
         {
             return Err(EngineError::OtherNumber { engine: engine.name, found, nodes });
         }
@@ -275,8 +276,12 @@ mod tests {
         assert_eq!(summary(&some), (Some(4), Some(3), Some("a:1".to_owned())));
         let some = completed(&given(None, Some(0), None), &STEP).unwrap();
         assert_eq!(summary(&some), (Some(4), Some(0), Some("gpu07:61640".to_owned())));
-        let error = completed(&given(Some(2), None, None), &STEP).unwrap_err().to_string();
-        assert!(error.contains("on 4 nodes, which is not --nodes 2"), "{error}");
+        let error = completed(&given(Some(5), None, None), &STEP).unwrap_err().to_string();
+        assert!(error.contains("on 4 nodes, fewer than --nodes 5"), "{error}");
+        // Node 3 of 4, of a job on three.
+        let spare = completed(&given(Some(3), None, None), &STEP).unwrap();
+        assert_eq!(summary(&spare), (Some(3), Some(3), Some("gpu07:61640".to_owned())));
+        assert!(spare.is_spare() && !all.is_spare());
     }
 
     #[test]

@@ -14,6 +14,7 @@
 mod cut;
 mod locating;
 mod log;
+mod loss;
 #[cfg(test)]
 mod measure;
 mod restarting;
@@ -22,8 +23,10 @@ mod stopping;
 use super::gate::{Gate, GateEnd};
 use super::job_network::JobNetwork;
 use super::links::{Joining, Link};
-use super::messages::{End, Message, Restart, StopHow, Welcome};
+use super::messages::{End, Join, Message, Restart, StopHow, Welcome};
+use super::options::OnNodeLoss;
 use super::sockets::{self, LauncherConnections};
+use super::spares::Spares;
 use super::stored_log::StoredLog;
 use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT};
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN, bad_input};
@@ -38,6 +41,7 @@ use log::LogThread;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stopping::Stopping;
@@ -140,6 +144,7 @@ pub struct Cluster {
     thread: JoinHandle<()>,
     network: Option<JobNetwork>,
     launchers: LauncherConnections,
+    rejoins: Arc<AtomicBool>,
 }
 
 /// What the thread works with.
@@ -158,6 +163,11 @@ pub(super) struct HostParts {
     /// At node 0: the addresses of all nodes.
     pub(super) addresses: BTreeSet<IpAddr>,
     pub(super) launchers: LauncherConnections,
+    /// At node 0.
+    pub(super) spares: Spares,
+    /// How this node has joined.
+    pub(super) own: Join,
+    pub(super) on_loss: OnNodeLoss,
 }
 
 impl Cluster {
@@ -170,10 +180,11 @@ impl Cluster {
         let (me, nodes, launchers) = (parts.me, parts.settings.nodes, parts.launchers);
         let host = Host::new(parts, inputs.clone(), to_supervisor)
             .context("cannot start the thread for the log of the job's nodes")?;
+        let rejoins = Arc::clone(&host.rejoins);
         let run = move || host.run(&inbox);
         let thread = std::thread::Builder::new().name("nodes".to_owned()).spawn(run);
         let thread = thread.context("cannot start the thread for the other nodes")?;
-        Ok(Self { me, nodes, welcome, inputs, notices, thread, network: None, launchers })
+        Ok(Self { me, nodes, welcome, inputs, notices, thread, network: None, launchers, rejoins })
     }
 
     /// With the network of the job, which is made by a function that is told whether the job has ended meanwhile. If there is
@@ -282,6 +293,12 @@ impl Cluster {
         told_end(&notices).map_or(code, |end| end.code)
     }
 
+    /// Whether the job has ended on all nodes so that the launchers that are left start again.
+    #[must_use]
+    pub fn rejoins(&self) -> bool {
+        self.rejoins.load(Ordering::SeqCst)
+    }
+
     /// Waits until all that has to be sent is sent. Only after Complete, End or a failure.
     pub fn finish(self) {
         drop(self.inputs);
@@ -326,11 +343,19 @@ struct Host {
     /// All parts have ended with 0, which is being recorded. Nothing else counts.
     is_completing: bool,
     is_over: bool,
+    /// Node 0: the spares that wait, and how many were admitted since the job runs.
+    spares: Spares,
+    admitted: u64,
+    own: Join,
+    on_loss: OnNodeLoss,
+    /// See [`Cluster::rejoins`].
+    rejoins: Arc<AtomicBool>,
 }
 
 impl Host {
     fn new(parts: HostParts, inputs: Sender<Input>, notices: Sender<Notice>) -> std::io::Result<Self> {
         let HostParts { me, settings, links, log, excluded, usable, grace, ports, addresses, .. } = parts;
+        let (spares, own, on_loss) = (parts.spares, parts.own, parts.on_loss);
         let mut peer = Peer::new(me, settings, Duration::ZERO);
         peer.exclude(excluded);
         let log = log.map(|log| LogThread::start(log, inputs.clone())).transpose()?;
@@ -361,6 +386,11 @@ impl Host {
             heard: Instant::now(),
             is_completing: false,
             is_over: false,
+            spares,
+            admitted: 0,
+            own,
+            on_loss,
+            rejoins: Arc::default(),
         })
     }
 
@@ -394,6 +424,7 @@ impl Host {
             gate.close(GateEnd::Unknown("the job has ended".to_owned()));
         }
         self.links.into_values().for_each(Link::finish);
+        self.spares.finish();
     }
 
     fn deadline(&self) -> Instant {
@@ -421,7 +452,7 @@ impl Host {
         let silence = self.heard.elapsed();
         if !self.is_coordinator() && silence >= self.settings.silence {
             let why = format!("node 0, the coordinator, is silent for {} s", silence.as_secs());
-            return self.end(failure(why, EXIT_OWN));
+            return self.end_after_loss(why);
         }
         self.tick();
     }
@@ -437,12 +468,7 @@ impl Host {
         match input {
             Input::Log(answer) => self.answered(answer),
             _ if self.is_completing => {}
-            Input::Joining(joining) => {
-                let (mut sender, _) = joining.connection;
-                let why = "an earlier launcher of node 0 is still there".to_owned();
-                let _ = sender.send(&Message::Refused { why, is_transient: true });
-                sender.close();
-            }
+            Input::Joining(joining) => self.admit_spare(*joining),
             Input::Received { rank, number, message } => {
                 if self.links.get(&rank).is_some_and(|link| link.number == number) {
                     self.heard = Instant::now();
@@ -451,8 +477,9 @@ impl Host {
             }
             Input::Lost { rank, number, why } => {
                 if self.links.get(&rank).is_some_and(|link| link.number == number) {
-                    let why = format!("the connection to node {rank} is lost ({why})");
-                    self.end(failure(why, EXIT_OWN));
+                    self.end_after_loss(format!("the connection to node {rank} is lost ({why})"));
+                } else if self.spares.lost(rank, number) {
+                    tracing::info!("the spare {rank} is not there any more: {why}");
                 }
             }
             Input::Finished { attempt, step, outcome } => {
@@ -474,7 +501,7 @@ impl Host {
             Input::Resume => self.resume(),
             Input::GiveUp(end) => self.end(end),
             Input::Fail { why, code } => {
-                let end = failure(format!("node {}: {why}", self.me.rank), code);
+                let end = End::failure(format!("node {}: {why}", self.me.rank), code);
                 if self.is_coordinator() {
                     self.end(end);
                 } else {
@@ -516,7 +543,7 @@ impl Host {
             Message::PartEnded { code } => {
                 let why = format!("node {rank}: its part of the job ended with exit code {code}");
                 let until = Instant::now() + NODE_CAUSE_WINDOW;
-                self.failing.get_or_insert((rank, failure(why, code), until));
+                self.failing.get_or_insert((rank, End::failure(why, code), until));
             }
             // Sessions run only after this launcher has begun to coordinate.
             Message::Request => drop(self.peer.request(self.now())),
@@ -531,7 +558,11 @@ impl Host {
                 self.is_over = true;
             }
             Message::End(end) => self.end(end),
-            Message::Join(_) | Message::Welcome(_) | Message::Refused { .. } => {
+            Message::Join(_)
+            | Message::Welcome(_)
+            | Message::Refused { .. }
+            | Message::Spare
+            | Message::Take { .. } => {
                 tracing::debug!("node {rank} sends a message that belongs to the beginning");
             }
         }
@@ -546,7 +577,7 @@ impl Host {
             // The connection has authenticated the sender.
             Ok((_, message)) => self.peer.receive(self.now(), rank, message),
             Err(error) => {
-                return self.end(failure(error.to_string(), EXIT_OWN));
+                return self.end(End::failure(error.to_string(), EXIT_OWN));
             }
         }
         if let Some(attempt) = aborted {
@@ -580,7 +611,10 @@ impl Host {
         }
         self.is_over = true;
         self.close_gate(&end.why);
-        self.tell_all(&Message::End(end.clone()));
+        self.rejoins.store(end.is_to_rejoin, Ordering::SeqCst);
+        let told = Message::End(end.clone());
+        self.tell_all(&told);
+        self.spares.tell(&told);
         let _ = self.notices.send(Notice::End(end));
     }
 
@@ -729,11 +763,11 @@ impl Host {
             Event::Lost { ranks, .. } => {
                 let ranks: Vec<_> = ranks.iter().map(u32::to_string).collect();
                 let why = format!("node {} is silent, or its part of the job is lost", ranks.join(", "));
-                self.end(failure(why, EXIT_OWN));
+                self.end_after_loss(why);
             }
             Event::Deposed => {
                 let why = "node 0: another launcher has written to the log of the job's nodes".to_owned();
-                self.end(failure(why, EXIT_OWN));
+                self.end(End::failure(why, EXIT_OWN));
             }
         }
     }
@@ -770,7 +804,7 @@ impl Host {
         }
         let at = if step == Step::Load { "" } else { " after all parts were restored" };
         let code = if blame == Blame::Input { EXIT_BAD_INPUT } else { EXIT_OWN };
-        let end = failure(format!("the job cannot be resumed{at}: {why}"), code);
+        let end = End::failure(format!("the job cannot be resumed{at}: {why}"), code);
         match reason {
             Reason::Lost { .. } => self.end(end),
             _ => self.over(rank, end),
@@ -781,11 +815,6 @@ impl Host {
 /// The end of the job, if that has been told already. Notices before it are taken.
 fn told_end(notices: &Receiver<Notice>) -> Option<End> {
     notices.try_iter().find_map(|notice| if let Notice::End(end) = notice { Some(end) } else { None })
-}
-
-/// Something has failed.
-fn failure(why: String, code: i32) -> End {
-    End { why, code, is_requested: false, is_saved: false }
 }
 
 #[cfg(test)]
@@ -822,6 +851,9 @@ mod tests {
             ports: BTreeSet::new(),
             addresses: BTreeSet::new(),
             launchers: LauncherConnections { port: 1, coordinator: None },
+            spares: Spares::default(),
+            own: Join::of_machine(rank, 2, None),
+            on_loss: OnNodeLoss::Auto,
         };
         (Host::new(parts, inputs, to_supervisor).unwrap(), inbox, notices)
     }
@@ -901,11 +933,20 @@ mod tests {
             let me = NodeId { rank: 1, incarnation: 1 };
             let welcome = Welcome { log: String::new(), committed: Vec::new(), network: None };
             let launchers = LauncherConnections { port: 1, coordinator: None };
-            let cluster =
-                Cluster { me, nodes: 2, welcome, inputs, notices, thread, network: None, launchers };
+            let cluster = Cluster {
+                me,
+                nodes: 2,
+                welcome,
+                inputs,
+                notices,
+                thread,
+                network: None,
+                launchers,
+                rejoins: Arc::default(),
+            };
             cluster.fail("a disk is full".to_owned(), EXIT_OWN)
         };
-        assert_eq!(code(Some(failure("node 0: refused".to_owned(), EXIT_BAD_INPUT))), EXIT_BAD_INPUT);
+        assert_eq!(code(Some(End::failure("node 0: refused".to_owned(), EXIT_BAD_INPUT))), EXIT_BAD_INPUT);
         assert_eq!(code(None), EXIT_OWN);
     }
 }

@@ -417,20 +417,7 @@ mod tests {
     use super::*;
 
     fn join(rank: u32, hostname: &str) -> Join {
-        Join {
-            rank,
-            nodes: 2,
-            incarnation: 1,
-            ckpt_run: "1".into(),
-            hostname: hostname.into(),
-            engine_name: None,
-            addresses: BTreeSet::new(),
-            network_range: None,
-            is_anew: false,
-            wanted: None,
-            other_node: None,
-            parts: Vec::new(),
-        }
+        Join { hostname: hostname.into(), engine_name: None, ..Join::of_machine(rank, 2, None) }
     }
 
     fn coordinator(host: &str) -> Coordinator {

@@ -5,16 +5,17 @@ use super::diag;
 use super::host::{Cluster, HostParts, Input};
 use super::job_network::{self, JobNetwork};
 use super::links::{self, Joining, Link};
-use super::messages::{HeldPart, Join, Message, Welcome};
-use super::options::Coordinator;
+use super::messages::{End, HeldPart, Join, Message, Welcome};
+use super::options::{Coordinator, OnNodeLoss};
 use super::sockets::LauncherConnections;
+use super::spares::Spares;
 use super::stored_log::StoredLog;
 use crate::job::journal::Journal;
 use crate::sys::deadline::{
     NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, NODE_WAIT_RECORD,
-    NODE_WAIT_REPORT,
+    NODE_WAIT_REPORT, SPARE_REJOIN_PATIENCE, SPARE_START_PATIENCE,
 };
-use crate::sys::error::{BadInput, bad_input};
+use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN, bad_input};
 use crate::sys::host;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{AttemptId, NodeId, PartRecord, Settings};
@@ -54,6 +55,12 @@ pub struct Member {
     pub grace: Duration,
     /// With `--network job`: the addresses from which those of the job are chosen.
     pub network_range: Option<Ipv4Net>,
+    /// What the launchers do that are left when one is lost.
+    pub on_loss: OnNodeLoss,
+    /// Whether a spare takes the place of this node.
+    pub is_spare: bool,
+    /// Whether this launcher was there before another one was lost.
+    pub rejoins: bool,
 }
 
 /// See [`Member::wanted`].
@@ -102,24 +109,40 @@ pub fn join(member: Member, journal: &Journal) -> Result<Cluster> {
 impl Member {
     fn join(&self) -> Join {
         Join {
-            rank: self.rank,
-            nodes: self.settings.nodes,
+            is_anew: self.is_anew,
+            wanted: self.wanted.as_ref().map(|wanted| wanted.text.clone()),
+            parts: self.parts.clone(),
+            other_node: self.other_node,
+            is_spare: self.is_spare,
+            ..Join::of_machine(self.rank, self.settings.nodes, self.network_range)
+        }
+    }
+}
+
+impl Join {
+    /// What is known without a store.
+    #[must_use]
+    pub fn of_machine(rank: u32, nodes: u32, network_range: Option<Ipv4Net>) -> Self {
+        Self {
+            rank,
+            nodes,
             incarnation: incarnation(),
             ckpt_run: env!("CARGO_PKG_VERSION").to_owned(),
             hostname: host::facts().hostname,
             engine_name: std::env::var("SLURMD_NODENAME").ok(),
             addresses: diag::addresses().unwrap_or_default(),
-            network_range: self.network_range,
-            is_anew: self.is_anew,
-            wanted: self.wanted.as_ref().map(|wanted| wanted.text.clone()),
-            parts: self.parts.clone(),
-            other_node: self.other_node,
+            network_range,
+            is_anew: false,
+            wanted: None,
+            parts: Vec::new(),
+            other_node: None,
+            is_spare: false,
         }
     }
+}
 
-    fn addresses(&self) -> std::io::Result<Vec<SocketAddr>> {
-        Ok((&self.coordinator.host[..], self.coordinator.port).to_socket_addrs()?.collect())
-    }
+fn addresses(at: &Coordinator) -> std::io::Result<Vec<SocketAddr>> {
+    Ok((&at.host[..], at.port).to_socket_addrs()?.collect())
 }
 
 /// Greater for each later start on this machine, as far as its clock is right.
@@ -132,12 +155,13 @@ fn incarnation() -> u64 {
 fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
     let (inputs, inbox) = unbounded();
     let at = &member.coordinator;
-    let addresses = member.addresses().with_context(|| format!("cannot resolve the coordinator {at}"))?;
+    let addresses = addresses(at).with_context(|| format!("cannot resolve the coordinator {at}"))?;
     let addresses = listened(&at.host, addresses);
     links::listen(&addresses, member.settings.nodes, &member.key, &inputs)
         .map_err(|error| cannot_listen(at, error))?;
     let own = member.join();
-    let joined = await_all(&own, at, (&inputs, &inbox), waits);
+    let patience = spare_patience(&member);
+    let (joined, spares) = await_all(&own, at, (&inputs, &inbox), waits, patience);
     let (Chosen { welcome, excluded, usable }, log) = match open_log(&member, &own, &joined) {
         Ok(opened) => opened,
         Err(error) => {
@@ -150,6 +174,8 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
                 link.send(Message::Refused { why: why.clone(), is_transient });
                 link.finish();
             }
+            spares.tell(&Message::End(End::failure(why, exit_code_of(&error))));
+            spares.finish();
             return Err(error);
         }
     };
@@ -173,9 +199,27 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
         ports: member.ports,
         addresses,
         launchers: LauncherConnections { port: member.coordinator.port, coordinator: None },
+        spares,
+        own: own.clone(),
+        on_loss: member.on_loss,
     };
     let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
     cluster.with_network(|welcome, is_over| job_network((&member.coordinator, &own), welcome, local, is_over))
+}
+
+fn exit_code_of(error: &anyhow::Error) -> i32 {
+    if error.is::<BadInput>() { EXIT_BAD_INPUT } else { EXIT_OWN }
+}
+
+/// How long a node may be missing when all others are there, before a spare takes its place; `None` if none can, since there is
+/// nothing to resume: a part that begins needs its own command.
+fn spare_patience(member: &Member) -> Option<Duration> {
+    // An error is reported when all are there.
+    let newest = StoredLog::newest(&member.job).ok().flatten()?;
+    let has_snapshots = newest.content().snapshots().next().is_some();
+    let is_resumed = has_snapshots && !member.is_anew && (member.wanted.is_some() || !newest.is_complete());
+    let patience = if member.rejoins { SPARE_REJOIN_PATIENCE } else { SPARE_START_PATIENCE };
+    is_resumed.then_some(patience)
 }
 
 /// The log, and what it says to the nodes that have joined.
@@ -190,32 +234,50 @@ fn open_log(member: &Member, own: &Join, joined: &BTreeMap<u32, Joined>) -> Resu
     Ok((welcome(member, &log, own, joined)?, log))
 }
 
-/// Waits until all other nodes have joined.
+/// Waits until all other nodes have joined, or spares in their places. Also returns the spares that are left.
 fn await_all(
     own: &Join,
     at: &Coordinator,
     (inputs, inbox): (&crossbeam_channel::Sender<Input>, &crossbeam_channel::Receiver<Input>),
     mut waits: Waits<'_>,
-) -> BTreeMap<u32, Joined> {
-    let mut joined = BTreeMap::new();
+    patience: Option<Duration>,
+) -> (BTreeMap<u32, Joined>, Spares) {
+    let (mut joined, mut spares) = (BTreeMap::new(), Spares::default());
     let (mut number, mut report) = (0, Instant::now() + NODE_WAIT_REPORT);
+    // When a node has come or gone.
+    let mut changed = Instant::now();
     while joined.len() + 1 < own.nodes as usize {
-        match inbox.recv_deadline(report).ok() {
+        let given_at = patience.filter(|_| !spares.is_empty()).map(|patience| changed + patience);
+        match inbox.recv_deadline(given_at.map_or(report, |given_at| given_at.min(report))).ok() {
             Some(Input::Joining(joining)) => {
                 number += 1;
-                admit(own, *joining, number, &mut joined, inputs);
+                match mismatch(own, &joining.join) {
+                    Some(why) => refuse(*joining, why),
+                    None if joining.join.rank >= own.nodes => spares.add(*joining, number, inputs),
+                    None => {
+                        admit(*joining, number, &mut joined, inputs);
+                        changed = Instant::now();
+                    }
+                }
             }
             Some(Input::Lost { rank, number, .. }) => {
-                joined.retain(|known, one: &mut Joined| *known != rank || one.link.number != number);
+                if !spares.lost(rank, number) {
+                    joined.retain(|known, one: &mut Joined| *known != rank || one.link.number != number);
+                    changed = Instant::now();
+                }
             }
             Some(_) => {}
+            None if given_at.is_some_and(|given_at| given_at <= Instant::now()) => {
+                spares.give((1..own.nodes).filter(|rank| !joined.contains_key(rank)));
+                changed = Instant::now();
+            }
             None => {
                 waits.say(missing(own.nodes, &joined, at));
                 report = Instant::now() + NODE_WAIT_REPORT;
             }
         }
     }
-    joined
+    (joined, spares)
 }
 
 /// A node that has joined.
@@ -304,9 +366,16 @@ fn missing(nodes: u32, joined: &BTreeMap<u32, Joined>, at: &Coordinator) -> Stri
     format!("waiting for the launchers of node {} at {at}", missing.join(", "))
 }
 
-/// Takes a node in, or refuses it.
+/// Refuses a node, or a spare.
+pub(super) fn refuse(joining: Joining, why: String) {
+    let Joining { join, connection: (mut sender, _), .. } = joining;
+    tracing::error!("node {} on {} is refused: {why}", join.rank, join.hostname);
+    let _ = sender.send(&Message::Refused { why, is_transient: false });
+    sender.close();
+}
+
+/// Takes a node in, unless another launcher has its rank.
 fn admit(
-    own: &Join,
     joining: Joining,
     number: u64,
     joined: &mut BTreeMap<u32, Joined>,
@@ -314,11 +383,6 @@ fn admit(
 ) {
     let Joining { join, connection: (mut sender, receiver), machines } = joining;
     let rank = join.rank;
-    if let Some(why) = mismatch(own, &join) {
-        tracing::error!("node {rank} on {} is refused: {why}", join.hostname);
-        let _ = sender.send(&Message::Refused { why, is_transient: false });
-        return sender.close();
-    }
     if joined.get(&rank).is_some_and(|known| known.join.incarnation >= join.incarnation) {
         let why = format!("another launcher has node rank {rank}");
         tracing::warn!("a launcher on {} is refused: {why}", join.hostname);
@@ -332,12 +396,13 @@ fn admit(
     }
 }
 
-fn mismatch(own: &Join, join: &Join) -> Option<String> {
+/// Why a node, or a spare, cannot join.
+pub(super) fn mismatch(own: &Join, join: &Join) -> Option<String> {
     if join.nodes != own.nodes {
         return Some(format!("it was told --nodes {} and node 0 --nodes {}", join.nodes, own.nodes));
     }
-    if join.rank == 0 || join.rank >= own.nodes {
-        return Some(format!("--node-rank {} is not from 1 to {}", join.rank, own.nodes - 1));
+    if join.rank == 0 {
+        return Some("another launcher is node 0".to_owned());
     }
     if join.ckpt_run != own.ckpt_run {
         return Some(format!("it is ckpt-run {} and node 0 ckpt-run {}", join.ckpt_run, own.ckpt_run));
@@ -345,8 +410,10 @@ fn mismatch(own: &Join, join: &Join) -> Option<String> {
     if join.network_range != own.network_range {
         return Some("--network or --network-range differs from that of node 0".to_owned());
     }
-    (join.is_anew != own.is_anew || join.wanted != own.wanted)
-        .then(|| "--resume differs from that of node 0".to_owned())
+    // Those of a spare, and of launchers that start again, do not count.
+    let counts = |join: &Join| !join.is_spare && join.rank < own.nodes;
+    let differs = counts(join) && (join.is_anew != own.is_anew || join.wanted != own.wanted);
+    differs.then(|| "--resume differs from that of node 0".to_owned())
 }
 
 /// See [`choose`]. With `--resume required`, no snapshot is an error.
@@ -356,6 +423,13 @@ fn to_resume(log: &StoredLog, all: &[&Join], is_required: bool) -> Result<Chosen
     if let Some(Join { rank: 0, other_node: Some(other), is_anew: false, .. }) = all.first().copied() {
         bail!(bad_input(anyhow!(
             "the store of node 0 has snapshots of node {other} of this job, and none of node 0: give each node the number and the store that it had, or start from the beginning with --resume never on all nodes"
+        )));
+    }
+    if let (0, Some(join)) = (chosen.usable, all.iter().find(|join| join.is_spare)) {
+        bail!(bad_input(anyhow!(
+            "a spare on {} is in the place of node {}, and the job has no snapshot of all nodes to resume: start it again without the spare, since the command of a spare need not be that of the node",
+            join.hostname,
+            join.rank
         )));
     }
     if is_required && chosen.usable == 0 {
@@ -478,6 +552,7 @@ fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
                 let links = BTreeMap::from([(0, link)]);
                 let (settings, grace, ports) = (member.settings, member.grace, member.ports.clone());
                 let (log, excluded, usable, addresses) = (None, Vec::new(), 0, BTreeSet::new());
+                let (spares, own, on_loss) = (Spares::default(), join.clone(), member.on_loss);
                 let launchers = LauncherConnections { port: at.port, coordinator: Some(coordinator) };
                 let parts = HostParts {
                     me,
@@ -490,6 +565,9 @@ fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
                     ports,
                     addresses,
                     launchers,
+                    spares,
+                    own,
+                    on_loss,
                 };
                 let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
                 return cluster.with_network(|welcome, is_over| {
@@ -514,7 +592,8 @@ fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
     }
 }
 
-enum Refusal {
+/// Why node 0 does not take a node in.
+pub(super) enum Refusal {
     Final(String),
     Transient(String),
 }
@@ -534,15 +613,20 @@ struct Admitted {
     machines: [IpAddr; 2],
 }
 
-fn try_connect(member: &Member, join: &Join, waits: &mut Waits<'_>) -> Result<Admitted, Refusal> {
+/// A connection to the first address of node 0 that answers.
+pub(super) fn connect_to(at: &Coordinator) -> std::io::Result<TcpStream> {
     let mut stream = Err(std::io::Error::other("the name has no address"));
-    for address in member.addresses()? {
+    for address in addresses(at)? {
         stream = TcpStream::connect_timeout(&address, NODE_CONNECTION_TIMEOUT);
         if stream.is_ok() {
             break;
         }
     }
-    let stream = stream?;
+    stream
+}
+
+fn try_connect(member: &Member, join: &Join, waits: &mut Waits<'_>) -> Result<Admitted, Refusal> {
+    let stream = connect_to(&member.coordinator)?;
     let machines = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
     let (mut sender, mut receiver) =
         connection::open(stream, &member.key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
@@ -596,6 +680,7 @@ mod tests {
             wanted: None,
             parts: parts.iter().map(part).collect(),
             other_node: None,
+            is_spare: false,
         }
     }
 
@@ -716,7 +801,8 @@ mod tests {
         assert_eq!(mismatch(&own, &node(1, &[])), None);
         let why = |join: Join| mismatch(&own, &join).unwrap();
         assert!(why(Join { nodes: 3, ..node(1, &[]) }).contains("--nodes 3 and node 0 --nodes 2"));
-        assert!(why(node(2, &[])).contains("--node-rank 2"));
+        assert!(why(node(0, &[])).contains("another launcher is node 0"));
+        assert_eq!(mismatch(&own, &Join { is_anew: true, ..node(2, &[]) }), None, "a spare");
         let range = Some("10.9.0.0/16".parse().unwrap());
         assert!(why(Join { network_range: range, ..node(1, &[]) }).contains("--network"));
         assert!(why(Join { wanted: Some("2".into()), ..node(1, &[]) }).contains("--resume"));

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +37,8 @@ pub struct Join {
     pub parts: Vec<HeldPart>,
     /// Another node of the job of which its store has parts, if it has none of this node.
     pub other_node: Option<u32>,
+    /// A spare has taken the place of this node. Its command may be meant for another one.
+    pub is_spare: bool,
 }
 
 /// A part in the store of a node.
@@ -88,6 +90,16 @@ pub struct End {
     pub is_requested: bool,
     /// It was ended with a last snapshot of all nodes.
     pub is_saved: bool,
+    /// The launchers that are left start again, and wait until all nodes are there.
+    pub is_to_rejoin: bool,
+}
+
+impl End {
+    /// Something has failed.
+    #[must_use]
+    pub fn failure(why: String, code: i32) -> Self {
+        Self { why, code, is_requested: false, is_saved: false, is_to_rejoin: false }
+    }
 }
 
 /// The job is restarted on all nodes.
@@ -127,6 +139,13 @@ pub enum Message {
         why: String,
         /// Whether it may try again.
         is_transient: bool,
+    },
+    /// From the coordinator, to a spare: it waits for it.
+    Spare,
+    /// From the coordinator, to a spare: it takes the place of a node that is not there.
+    Take {
+        /// The rank of that node.
+        rank: u32,
     },
     /// Of the protocol of snapshots.
     Snapshot(Envelope),

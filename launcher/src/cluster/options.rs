@@ -5,6 +5,7 @@ use ckpt_snapshot::RelPath;
 use ckpt_snapshot::codec::{Key, KeyError};
 use ckpt_snapshot::medium::{Medium, read_all};
 use ipnet::Ipv4Net;
+use serde::Deserialize;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -143,6 +144,25 @@ pub struct NodeOptions {
     pub network_range: Ipv4Net,
     /// The engine that has completed the options.
     pub engine: Option<&'static str>,
+    /// What the launchers do that are left when one is lost.
+    pub on_loss: OnNodeLoss,
+    /// It was started as a spare, and takes the place of the node of its rank.
+    pub takes_place: bool,
+    /// This launcher starts again as the node of this rank, see [`super::Rejoin`].
+    pub rejoins_as: Option<u32>,
+}
+
+/// What the launchers do that are left when one is lost, with its machine or without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnNodeLoss {
+    /// They end: who has started them starts all of them again.
+    Exit,
+    /// They start again, and wait until all nodes are there.
+    Wait,
+    /// They wait if there is a spare, and otherwise end.
+    #[default]
+    Auto,
 }
 
 impl NodeOptions {
@@ -150,6 +170,12 @@ impl NodeOptions {
     #[must_use]
     pub fn several(&self) -> Option<u32> {
         self.nodes.filter(|nodes| *nodes > 1)
+    }
+
+    /// Whether this launcher was started as a spare.
+    #[must_use]
+    pub fn is_spare(&self) -> bool {
+        matches!((self.nodes, self.rank), (Some(nodes), Some(rank)) if rank >= nodes)
     }
 }
 

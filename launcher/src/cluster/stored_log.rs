@@ -266,7 +266,8 @@ impl StoredLog {
     }
 
     /// Whether it has ended with 0, and was not resumed after that.
-    fn is_complete(&self) -> bool {
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
         self.begun.is_some_and(|begun| self.content.is_complete_since(begun))
     }
 }

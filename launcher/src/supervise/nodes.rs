@@ -6,7 +6,8 @@
 //!             └───────────────────┴─ a part has failed: restart.rs ─────┘ └─► End ──► over: the exit code of all nodes
 //! ```
 //!
-//! If a launcher or a machine is lost, the job ends on all nodes: who has started the launchers starts all of them again.
+//! If a launcher or a machine is lost, the job ends on all nodes. Who has started the launchers starts all of them again; or
+//! those that are left start again by themselves (`--lost-node`), and wait for that of the lost node, or for a spare.
 
 mod restart;
 
@@ -21,7 +22,8 @@ use crate::checkpoint::precopy::Precopy;
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
 use crate::cluster::{
-    self, Cluster, ClusterKey, End, HeldPart, JobNetwork, Load, Member, Notice, PacketRule, Wanted, sockets,
+    self, Cluster, ClusterKey, End, HeldPart, JobNetwork, Join, Load, Member, NodeOptions, Notice,
+    PacketRule, Place, Rejoin, Wanted, sockets,
 };
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::resume_point::{Decision, Resume, decide};
@@ -38,6 +40,7 @@ use crate::sys::error::{EXIT_BAD_INPUT, EXIT_OWN, EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{AttemptId, Blame, Outcome, Settings, Step};
 use ckpt_snapshot::{JobRecord, SnapshotId, Store, Tiers};
+use ipnet::Ipv4Net;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -95,9 +98,12 @@ fn check(config: &Config) -> Result<()> {
         bail!(bad_input(anyhow!("a job on several nodes (--nodes) also needs {}", missing.join(", "))));
     }
     let nodes = options.several().unwrap_or(1);
-    if nodes > MOST_NODES || options.rank.is_some_and(|rank| rank >= nodes) {
+    if nodes > MOST_NODES {
+        bail!(bad_input(anyhow!("--nodes may be at most {MOST_NODES}")));
+    }
+    if options.is_spare() && config.network != Network::Job {
         bail!(bad_input(anyhow!(
-            "--node-rank has to be from 0 to --nodes - 1, and --nodes at most {MOST_NODES}"
+            "a node rank of {nodes} or more, with --nodes {nodes}, is a spare, which takes the place of a node that is lost: this needs --network job, since its machine has another address"
         )));
     }
     let refused = [
@@ -119,6 +125,30 @@ fn check(config: &Config) -> Result<()> {
 /// When the job could not be started or resumed.
 pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     check(config)?;
+    let nodes = &config.nodes;
+    let rank = match nodes.rejoins_as {
+        Some(rank) => rank,
+        None if nodes.is_spare() => match await_place(config)? {
+            Place::Node(rank) => rank,
+            Place::Over(code) => return Ok(code),
+        },
+        None => return run_node(config, argv),
+    };
+    let takes_place = nodes.is_spare();
+    let nodes = NodeOptions { rank: Some(rank), takes_place, ..nodes.clone() };
+    run_node(&Config { nodes, ..config.clone() }, argv)
+}
+
+/// Waits, as a spare, until a node is lost.
+fn await_place(config: &Config) -> Result<Place> {
+    let options = &config.nodes;
+    let (rank, nodes) = (options.rank.context("the rank was checked")?, options.several().unwrap_or(1));
+    let at = options.coordinator.as_ref().context("the address was checked")?;
+    let join = || Join::of_machine(rank, nodes, network_range(config));
+    cluster::await_place(at, &key(config)?, join, options.on_loss)
+}
+
+fn run_node(config: &Config, argv: &[OsString]) -> Result<i32> {
     if let Err(code) = start::find_command(&argv[0]) {
         return Ok(code);
     }
@@ -138,14 +168,20 @@ pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let load = match next_load(&cluster) {
         Ok(load) => load,
         Err(end) => {
+            let rejoins = cluster.rejoins();
             cluster.finish();
-            return Ok(report(&end));
+            let code = report(&end);
+            return if rejoins { Err(Rejoin { rank }.into()) } else { Ok(code) };
         }
     };
     let over = run_part(config, argv, (&mut opened, begun_at), &cluster, load, metrics);
     opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
     opened.journal.set_listener(None);
     drop(notifier);
+    if cluster.rejoins() && matches!(over, Ok(_) | Err(Over::Told(..))) {
+        cluster.finish();
+        return Err(Rejoin { rank }.into());
+    }
     match over {
         Ok(code) => {
             cluster.finish();
@@ -214,8 +250,16 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         is_anew: config.resume == Resume::Never,
         has_to_resume: config.resume == Resume::Required,
         grace: config.grace,
-        network_range: (config.network == Network::Job).then_some(options.network_range),
+        network_range: network_range(config),
+        on_loss: options.on_loss,
+        is_spare: options.takes_place,
+        rejoins: options.rejoins_as.is_some(),
     })
+}
+
+/// With `--network job`: the addresses from which those of the job are chosen.
+fn network_range(config: &Config) -> Option<Ipv4Net> {
+    (config.network == Network::Job).then_some(config.nodes.network_range)
 }
 
 /// The snapshot of `--resume ID`. It is named as in the store of node 0.
@@ -326,7 +370,9 @@ fn next_load(cluster: &Cluster) -> Result<Load, End> {
 /// Says why the job is over, and returns the exit code.
 fn report(end: &End) -> i32 {
     let fix = if end.code == EXIT_BAD_INPUT { "Fix the cause. " } else { "" };
-    if end.is_requested {
+    if end.is_to_rejoin {
+        tracing::warn!("the job has ended on all nodes: {}. It is resumed when all nodes are there", end.why);
+    } else if end.is_requested {
         tracing::info!("the job has ended on all nodes: {}. {AGAIN}", end.why);
     } else {
         tracing::error!("the job has ended on all nodes: {}. {fix}{AGAIN}", end.why);

@@ -181,6 +181,13 @@ pub const NODE_WAIT_REPORT: Duration = Duration::from_secs(3);
 pub const NODE_WAIT_RECORD: Duration = Duration::from_secs(300);
 /// Time in which the end of a part may turn out to be the consequence of the loss of another node.
 pub const NODE_CAUSE_WINDOW: Duration = Duration::from_secs(1);
+/// How long a node may be missing, after another launcher was lost and all that are left are there, before a spare takes its
+/// place.
+pub const SPARE_REJOIN_PATIENCE: Duration = Duration::from_secs(3);
+/// The same when all launchers start: some machines are slower than others.
+pub const SPARE_START_PATIENCE: Duration = Duration::from_secs(60);
+/// A spare that has not joined within this time after it was given a place gets no more: another spare may.
+pub const SPARE_TAKES_LIMIT: Duration = Duration::from_secs(60);
 /// Interval at which node 0 shows that it is there.
 pub const NODE_BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest `--node-timeout`: some beats may be late.

@@ -7,6 +7,7 @@ mod moving;
 mod objects;
 mod ranks;
 mod ring;
+mod spares;
 
 use ckpt_run_tests::{Running, seeded_rng, until};
 use job::{Job, codes, kill_processes, machines, said, set_key};
@@ -346,7 +347,7 @@ fn what_does_not_work_on_several_nodes_is_refused() {
     outside[3] = "2";
     let output = sandbox.call(outside.iter().chain(&["--", "true"]));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(2) && said.contains("--node-rank has to be from 0"), "{said}");
+    assert!(output.status.code() == Some(2) && said.contains("is a spare"), "{said}");
     assert!(!sandbox.store.exists(), "nothing was changed");
 }
 

@@ -1,6 +1,7 @@
 //! The log at node 0. A thread of its own reads and writes it: while the store is slow, node 0 goes on talking to the others.
 
-use super::{Host, Input, Message, Notice, failure};
+use super::{Host, Input, Message, Notice};
+use crate::cluster::messages::End;
 use crate::cluster::stored_log::StoredLog;
 use crate::sys::error::EXIT_OWN;
 use ckpt_cluster::{AttemptId, PutAnswer, Record, Step};
@@ -118,6 +119,7 @@ impl Host {
                     );
                 }
                 self.tell_all(&Message::Complete);
+                self.spares.tell(&Message::Complete);
                 let _ = self.notices.send(Notice::Complete);
                 self.is_over = true;
             }
@@ -125,7 +127,7 @@ impl Host {
             Answer::Read { from, records: Ok(records) } => self.peer.read(self.now(), from, records),
             Answer::Read { records: Err(error), .. } => {
                 let why = format!("node 0: the log of the job's nodes cannot be read: {error}");
-                self.end(failure(why, EXIT_OWN));
+                self.end(End::failure(why, EXIT_OWN));
             }
             Answer::Put { position, answer: Ok(answer) } => self.peer.put(self.now(), position, answer),
             // Repeated until there is an answer.
@@ -138,7 +140,7 @@ impl Host {
             }
             Answer::Begun { result: Err(error), .. } => {
                 let why = format!("node 0: the log of the job's nodes cannot be written: {error}");
-                self.end(failure(why, EXIT_OWN));
+                self.end(End::failure(why, EXIT_OWN));
             }
         }
     }

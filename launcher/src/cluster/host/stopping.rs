@@ -98,6 +98,7 @@ impl Host {
     }
 
     fn end_stopped(&mut self, why: String, is_saved: bool) {
-        self.end(End { why, code: EXIT_PREEMPTED, is_requested: true, is_saved });
+        let end = End::failure(why, EXIT_PREEMPTED);
+        self.end(End { is_requested: true, is_saved, ..end });
     }
 }

@@ -129,5 +129,5 @@ pub(super) fn await_processes() {
 /// The thread for the other nodes has ended without an End.
 pub(super) fn no_thread() -> End {
     let why = "a bug in ckpt-run ended the connection to the other nodes".to_owned();
-    End { why, code: EXIT_OWN, is_requested: false, is_saved: false }
+    End::failure(why, EXIT_OWN)
 }

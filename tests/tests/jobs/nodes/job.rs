@@ -143,6 +143,18 @@ impl Job {
         self.machines.start(self.places[node], node, &self.arguments(node))
     }
 
+    /// A spare on the machine of this number, for node 1: with its directory and its store.
+    pub fn start_spare(&self, machine: usize) -> Running {
+        let (sandbox, own) = (&self.machines.sandboxes[1], &self.machines.sandboxes[machine]);
+        let mut arguments = self.arguments(1);
+        let rank = arguments.iter().position(|argument| argument == "--node-rank").expect("a rank") + 1;
+        arguments[rank] = machine.to_string();
+        let mut command = self.machines.on(machine, &sandbox.command(arguments));
+        command.current_dir(sandbox.path());
+        fs::create_dir_all(&own.store).unwrap();
+        own.start_command("spare", command)
+    }
+
     pub fn start(&self) -> Vec<Running> {
         (0..self.nodes()).map(|node| self.start_one(node)).collect()
     }
@@ -205,6 +217,12 @@ impl Job {
         let variables = &mut self.machines.sandboxes[node].variables;
         variables.retain(|(name, _)| name != "CKPT_FAULT");
         variables.extend(point.map(|point| ("CKPT_FAULT".to_owned(), point.to_owned())));
+    }
+
+    /// Whether the launcher of a node has resumed the job so often.
+    pub fn has_resumed(&self, node: usize, times: usize) -> bool {
+        let said = self.machines.sandboxes[node].read("job.err");
+        said.matches("resumed from snapshot").count() == times
     }
 
     /// Whether a launcher has said this since its start.

@@ -1,0 +1,64 @@
+//! A launcher that starts again in its own process, after another one was lost: whoever has started it notices nothing.
+//! It is the same as if the same command were run again, so nothing of the lost session is left in it.
+
+use crate::sys::descriptor_limit;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// The first argument of such a start; the node rank follows.
+const ARGUMENT: &str = "__rejoin";
+
+/// This launcher is to start again as the node of this rank.
+#[derive(Debug, thiserror::Error)]
+#[error("this launcher starts again as node {rank}")]
+pub struct Rejoin {
+    /// The node rank.
+    pub rank: u32,
+}
+
+impl Rejoin {
+    /// Takes what [`Self::exec`] has added off the arguments.
+    #[must_use]
+    pub fn take(arguments: &mut Vec<OsString>) -> Option<Self> {
+        let rank = match arguments.get(1..3)? {
+            [first, rank] if first == ARGUMENT => rank.to_str()?.parse().ok()?,
+            _ => return None,
+        };
+        arguments.drain(1..3);
+        Some(Self { rank })
+    }
+
+    /// Starts this program again with the same arguments. Only returns if that is not possible.
+    #[must_use]
+    pub fn exec(&self) -> io::Error {
+        if let Err(error) = descriptor_limit::restore_in(rustix::process::getpid()) {
+            tracing::debug!("the limit of open files stays: {error}");
+        }
+        let mut arguments: Vec<_> = std::env::args_os().collect();
+        let _ = Self::take(&mut arguments);
+        let mut command = Command::new("/proc/self/exe");
+        if !arguments.is_empty() {
+            command.arg0(arguments.remove(0));
+        }
+        command.arg(ARGUMENT).arg(self.rank.to_string()).args(arguments).exec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_those_of_the_first_start() {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let mut again = words("ckpt-run __rejoin 3 --nodes 4 -- true");
+        assert_eq!(Rejoin::take(&mut again).map(|rejoin| rejoin.rank), Some(3));
+        assert_eq!(again, words("ckpt-run --nodes 4 -- true"));
+        for other in ["ckpt-run", "ckpt-run __rejoin", "ckpt-run __rejoin x", "ckpt-run run __rejoin 3"] {
+            let mut arguments = words(other);
+            assert!(Rejoin::take(&mut arguments).is_none() && arguments == words(other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Launchers that stay when one is lost: a spare takes its place, or somebody starts it again.
+
+use super::assert_blocks;
+use super::job::{Job, codes, machines, said};
+use super::moving::{NODE_0, of_network};
+use ckpt_run_tests::Running;
+use std::time::Instant;
+
+const BLOCKS: usize = 2000;
+
+/// Two of four machines are lost, one after the other.
+#[test]
+fn a_spare_takes_the_place_of_a_node_that_is_lost() {
+    let Some(machines) = machines(4) else { return };
+    let mut job = of_network(Job::stream_to(machines, BLOCKS, NODE_0), 2);
+    job.options.extend(["--node-timeout", "3s"].map(str::to_owned));
+    let mut spares: Vec<_> = [2, 3].map(|number| job.start_spare(number)).into();
+    let mut running = job.begun("blocks.txt");
+    for (spare, machine) in spares.iter_mut().zip([2, 3]) {
+        until_it_waits(&job, spare, machine);
+    }
+    for round in 1..=2 {
+        job.checkpoint(&running);
+        let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
+        job.until_lines(&mut running, "blocks.txt", before + 5);
+        job.machines.connect(job.places[1], false);
+        let lost_at = Instant::now();
+        running[1].kill_everything();
+        job.places[1] = 1 + round;
+        running[1] = spares.remove(0);
+        running[0].until("a resume", || job.has_resumed(0, round).then_some(()));
+        let lines = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
+        job.until_lines(&mut running, "blocks.txt", lines + 1);
+        println!("{:.1} s from the loss of a machine to the next blocks", lost_at.elapsed().as_secs_f64());
+        job.until_answering(&mut running);
+    }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+fn until_it_waits(job: &Job, spare: &mut Running, machine: usize) {
+    let said = || job.machines.sandboxes[machine].read("spare.err");
+    spare.until("a spare", || said().contains("waits until a node is lost").then_some(()));
+}
+
+/// One that is not needed ends with the job. One whose node 0 is lost ends as the other nodes do.
+#[test]
+fn a_spare_ends_with_the_job() {
+    let Some(machines) = machines(3) else { return };
+    let job = of_network(Job::stream_to(machines, 200, NODE_0), 2);
+    let mut spare = job.start_spare(2);
+    let mut running = job.begun("blocks.txt");
+    until_it_waits(&job, &mut spare, 2);
+    job.checkpoint(&running);
+    running[0].kill_launcher();
+    assert_eq!((running[1].wait(), spare.wait()), (125, 125), "{}", spare.said());
+    let mut spare = job.start_spare(2);
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!((codes(&mut running), spare.wait()), (vec![0, 0], 0), "{}{}", said(&running), spare.said());
+    assert_blocks(&job, 200, &running);
+}
+
+/// `--lost-node wait`: whoever has started a launcher starts it again, and nothing else.
+#[test]
+fn launchers_wait_for_one_that_is_started_again() {
+    let Some(machines) = machines(2) else { return };
+    let mut job = Job::stream(machines, BLOCKS);
+    job.options.extend(["--lost-node", "wait", "--resume", "never"].map(str::to_owned));
+    let mut running = job.begun("blocks.txt");
+    for node in [1, 0] {
+        job.checkpoint(&running);
+        running[node].kill_everything();
+        let waits = || job.has_said(1 - node, "It is resumed when all nodes are there").then_some(());
+        running[1 - node].until("it waits", waits);
+        // Those that have begun do so no more.
+        job.options.retain(|option| option != "--resume" && option != "never");
+        running[node] = job.start_one(node);
+        let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
+        job.until_lines(&mut running, "blocks.txt", before + 5);
+        job.until_answering(&mut running);
+        assert!(job.has_resumed(1 - node, 2 - node), "{}", running[1 - node].said());
+    }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
