@@ -404,7 +404,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("HOST:PORT"),
         default: "",
         help: "Where the launcher of node 0 listens for those of the other nodes",
-        long_help: "Where the launcher of node 0 listens for those of the other nodes: a name or an address of the machine of node 0, and a free TCP port. Not the rendezvous of the job itself. Without this option, it is under Slurm the first node of the step, with a port from 61000 to 64999 that depends on the job.",
+        long_help: "Where the launcher of node 0 listens for those of the other nodes: a name or an address of the machine of node 0, and a free TCP port. Not the rendezvous of the job itself. With several hosts, `HOST,HOST…:PORT`, node 0 listens at the first one that is its machine, and a spare on one of the others takes its place when it is lost. Without this option, it is under Slurm the first node of the step, with a port from 61000 to 64999 that depends on the job; the nodes of spares are further hosts.",
         set: |config, option| {
             option.put(&mut config.nodes.coordinator, "HOST:PORT", optional(Coordinator::parse))
         },
@@ -438,7 +438,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("WHAT"),
         default: "auto",
         help: "What the launchers do that are left when a node is lost: exit, wait for it, or auto",
-        long_help: "What the launchers of a job on several nodes do that are left when the launcher of a node is lost, with its machine or without:\n  exit  all end with exit code 125. Whoever has started them starts all of them again, and the job resumes\n  wait  they wait until the node is there again, started by whoever has started it before, and resume the job then\n  auto  wait if there is a spare (a launcher whose --node-rank is --nodes or more), which takes the place of the node; otherwise exit\nA spare cannot take the place of node 0.",
+        long_help: "What the launchers of a job on several nodes do that are left when the launcher of a node is lost, with its machine or without:\n  exit  all end with exit code 125. Whoever has started them starts all of them again, and the job resumes\n  wait  they wait until the node is there again, started by whoever has started it before, and resume the job then\n  auto  wait if there is a spare (a launcher whose --node-rank is --nodes or more), which takes the place of the node; otherwise exit\nA spare takes the place of node 0 only if its machine is one of the hosts of --coordinator. With several hosts, the launchers wait with auto when node 0 is lost.",
         set: |config, option| option.put(&mut config.nodes.on_loss, "exit, wait or auto", named),
     },
     Setting {

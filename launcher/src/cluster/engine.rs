@@ -3,7 +3,7 @@
 //!
 //! | | number of nodes | rank | coordinator |
 //! |---|---|---|---|
-//! | a step of Slurm on several nodes | `SLURM_STEP_NUM_NODES` | `SLURM_NODEID` | the first node of `SLURM_STEP_NODELIST` |
+//! | a step of Slurm on several nodes | `SLURM_STEP_NUM_NODES` | `SLURM_NODEID` | the first node of `SLURM_STEP_NODELIST`, and those of spares |
 //! | Open MPI | `OMPI_COMM_WORLD_SIZE` | `OMPI_COMM_WORLD_RANK` | |
 //! | Hydra (MPICH, Intel MPI) | `PMI_SIZE` | `PMI_RANK` | |
 //! | an indexed Job of Kubernetes | | `JOB_COMPLETION_INDEX` | |
@@ -17,6 +17,8 @@ use super::options::{Coordinator, NodeOptions};
 /// The ports of coordinators under Slurm: above those that Linux gives to outgoing connections.
 const FIRST_PORT: u64 = 61_000;
 const PORTS: u64 = 4_000;
+/// More nodes in a list are not understood.
+const MOST_NAMES: usize = 10_000;
 
 /// Reads a variable of the environment.
 type Variable<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -28,6 +30,7 @@ struct Engine {
     /// Number of launchers.
     nodes: Option<u32>,
     rank: u32,
+    /// All nodes, in their order.
     coordinator: Option<Coordinator>,
     /// Launchers on a node, in the engine's words, if there is more than one.
     crowd: Option<String>,
@@ -100,7 +103,12 @@ impl NodeOptions {
         }
         self.nodes = self.nodes.or(engine.nodes);
         self.rank = self.rank.or(Some(engine.rank));
-        self.coordinator = self.coordinator.take().or(engine.coordinator);
+        // The first node, and the spares.
+        let of_engine = engine.coordinator.map(|all| {
+            let spares = all.hosts.iter().skip(self.nodes.map_or(usize::MAX, |nodes| nodes as usize));
+            Coordinator { hosts: all.hosts.first().into_iter().chain(spares).cloned().collect(), ..all }
+        });
+        self.coordinator = self.coordinator.take().or(of_engine);
         self.engine = Some(engine.name);
         Ok(())
     }
@@ -121,7 +129,7 @@ fn slurm(variable: Variable) -> Result<Option<Engine>, EngineError> {
     if nodes > 1 && number::<u32>(variable, "SLURM_HET_SIZE").is_some_and(|components| components > 1) {
         return Err(EngineError::Heterogeneous);
     }
-    let first = first_node(&list).ok_or_else(|| EngineError::NodeList(list.clone()))?;
+    let hosts = names(&list).ok_or_else(|| EngineError::NodeList(list.clone()))?;
     let id = |name| number::<u64>(variable, name).unwrap_or(0);
     // Steps of a job may run at the same time.
     let port = FIRST_PORT + id("SLURM_JOB_ID").wrapping_mul(7).wrapping_add(id("SLURM_STEP_ID")) % PORTS;
@@ -132,28 +140,53 @@ fn slurm(variable: Variable) -> Result<Option<Engine>, EngineError> {
         name: "Slurm",
         nodes: Some(nodes),
         rank,
-        coordinator: Some(Coordinator { host: first, port }),
+        coordinator: Some(Coordinator { hosts, port }),
         crowd: is_crowded.then(|| format!("SLURM_STEP_TASKS_PER_NODE={tasks}")),
         remedy: "srun --ntasks-per-node=1",
     }))
 }
 
-/// The first node of a list in Slurm's form, such as `n[01-03,7]-x,m1`.
-fn first_node(list: &str) -> Option<String> {
-    let (mut name, mut rest) = (String::new(), list);
+/// The names of a list in Slurm's form, such as `n[01-03,7]-x,m1`, in order.
+fn names(list: &str) -> Option<Vec<String>> {
+    let (mut names, mut rest) = (Vec::new(), list);
     loop {
-        let end = rest.find(['[', ',']).unwrap_or(rest.len());
-        name.push_str(&rest[..end]);
-        if !rest[end..].starts_with('[') {
-            break;
+        // Commas in brackets belong to a range.
+        let mut depth = 0;
+        let end = rest.find(|char| {
+            depth += i32::from(char == '[') - i32::from(char == ']');
+            char == ',' && depth == 0
+        });
+        names.extend(expanded(&rest[..end.unwrap_or(rest.len())], MOST_NAMES.checked_sub(names.len())?)?);
+        match end {
+            Some(end) => rest = &rest[end + 1..],
+            None => break,
         }
-        let (range, after) = rest[end + 1..].split_once(']')?;
-        name.push_str(range.split([',', '-']).next()?);
-        rest = after;
     }
-    let is_name =
-        !name.is_empty() && name.chars().all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char));
-    is_name.then_some(name)
+    let is_name = |name: &String| {
+        !name.is_empty() && name.chars().all(|char| char.is_ascii_alphanumeric() || "-_.".contains(char))
+    };
+    names.iter().all(is_name).then_some(names)
+}
+
+/// One entry of such a list, if it stands for `most` names at most.
+fn expanded(entry: &str, most: usize) -> Option<Vec<String>> {
+    let Some((before, rest)) = entry.split_once('[') else { return Some(vec![entry.to_owned()]) };
+    let (ranges, after) = rest.split_once(']')?;
+    let mut numbers = Vec::new();
+    for range in ranges.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let width = first.len();
+        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+        if last < first || last - first >= most as u64 {
+            return None;
+        }
+        numbers.extend((first..=last).map(|number| format!("{number:0width$}")));
+    }
+    let after = expanded(after, most)?;
+    let is_short = numbers.len().checked_mul(after.len())? <= most;
+    let all =
+        numbers.iter().flat_map(|number| after.iter().map(move |after| format!("{before}{number}{after}")));
+    is_short.then(|| all.collect())
 }
 
 fn mpi(variable: Variable) -> Option<Engine> {
@@ -216,26 +249,32 @@ mod tests {
     }
 
     #[test]
-    fn the_first_node_of_a_list_is_found() {
-        for (list, first) in [
+    fn the_nodes_of_a_list_are_found() {
+        for (list, expected) in [
             ("n1", "n1"),
-            ("n1,n2", "n1"),
-            ("n[1-4]", "n1"),
-            ("gpu[07-09,12],cpu1", "gpu07"),
-            ("rack[2,1]-n[010-012].cluster", "rack2-n010.cluster"),
+            ("n1,n2", "n1 n2"),
+            ("n[1-4]", "n1 n2 n3 n4"),
+            ("gpu[07-09,12],cpu1", "gpu07 gpu08 gpu09 gpu12 cpu1"),
+            ("n[9-11]", "n9 n10 n11"),
+            (
+                "rack[2,1]-n[010-011].cluster",
+                "rack2-n010.cluster rack2-n011.cluster rack1-n010.cluster rack1-n011.cluster",
+            ),
         ] {
-            assert_eq!(first_node(list).as_deref(), Some(first), "{list}");
+            assert_eq!(names(list).map(|names| names.join(" ")).as_deref(), Some(expected), "{list}");
         }
-        for bad in ["", ",", "n[1-4", "a b", "$(x)", "n[]]"] {
-            assert_eq!(first_node(bad), None, "{bad}");
+        for bad in
+            ["", ",", "n[1-4", "a b", "$(x)", "n[]]", "n[4-1]", "n[1-99999]", "n[1-999][1-999]", "n1,,n2"]
+        {
+            assert_eq!(names(bad), None, "{bad}");
         }
     }
 
     #[test]
-    fn any_list_has_a_first_node_or_none() {
+    fn any_list_has_nodes_or_none() {
         ckpt_test_mutate::mutations(&[b"rack[2,1]-n[010-012].cluster,m1".to_vec()], |bytes| {
             if let Ok(text) = std::str::from_utf8(bytes) {
-                let _ = first_node(text);
+                let _ = names(text);
             }
         });
     }
@@ -280,7 +319,7 @@ mod tests {
         assert!(error.contains("on 4 nodes, fewer than --nodes 5"), "{error}");
         // Node 3 of 4, of a job on three.
         let spare = completed(&given(Some(3), None, None), &STEP).unwrap();
-        assert_eq!(summary(&spare), (Some(3), Some(3), Some("gpu07:61640".to_owned())));
+        assert_eq!(summary(&spare), (Some(3), Some(3), Some("gpu07,gpu12:61640".to_owned())));
         assert!(spare.is_spare() && !all.is_spare());
     }
 

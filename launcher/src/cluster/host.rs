@@ -458,6 +458,7 @@ impl Host {
     }
 
     fn tick(&mut self) {
+        self.spares.show();
         if self.now() >= self.peer.next_tick() {
             self.peer.tick(self.now());
         }

@@ -108,8 +108,11 @@ fn names(nodes: &[&Join], coordinator: &Coordinator) -> Vec<Vec<String>> {
     let of_node = |join: &&Join| {
         let mut names = vec![join.hostname.clone()];
         names.extend(join.engine_name.clone());
-        if join.rank == 0 && coordinator.host.parse::<IpAddr>().is_err() {
-            names.push(coordinator.host.clone());
+        // Where the job begins, node 0 is at the first one.
+        let first =
+            coordinator.hosts.first().filter(|host| join.rank == 0 && host.parse::<IpAddr>().is_err());
+        if let Some(first) = first {
+            names.push(first.clone());
         }
         let short: Vec<_> =
             names.iter().filter_map(|name| Some(name.split_once('.')?.0.to_owned())).collect();
@@ -421,7 +424,7 @@ mod tests {
     }
 
     fn coordinator(host: &str) -> Coordinator {
-        Coordinator { host: host.into(), port: 7070 }
+        Coordinator { hosts: vec![host.into()], port: 7070 }
     }
 
     #[test]

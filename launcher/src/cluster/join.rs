@@ -8,12 +8,12 @@ use super::links::{self, Joining, Link};
 use super::messages::{End, HeldPart, Join, Message, Welcome};
 use super::options::{Coordinator, OnNodeLoss};
 use super::sockets::LauncherConnections;
-use super::spares::Spares;
+use super::spares::{self, Spares};
 use super::stored_log::StoredLog;
 use crate::job::journal::Journal;
 use crate::sys::deadline::{
-    NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, NODE_WAIT_RECORD,
-    NODE_WAIT_REPORT, SPARE_REJOIN_PATIENCE, SPARE_START_PATIENCE,
+    NODE_BEAT_INTERVAL, NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL,
+    NODE_SEARCH_TIMEOUT, NODE_WAIT_RECORD, NODE_WAIT_REPORT, SPARE_REJOIN_PATIENCE, SPARE_START_PATIENCE,
 };
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN, bad_input};
 use crate::sys::host;
@@ -25,6 +25,8 @@ use ipnet::Ipv4Net;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A node that is about to join.
@@ -57,8 +59,8 @@ pub struct Member {
     pub network_range: Option<Ipv4Net>,
     /// What the launchers do that are left when one is lost.
     pub on_loss: OnNodeLoss,
-    /// Whether a spare takes the place of this node.
-    pub is_spare: bool,
+    /// The rank of the spare that takes the place of this node.
+    pub spare: Option<u32>,
     /// Whether this launcher was there before another one was lost.
     pub rejoins: bool,
 }
@@ -113,7 +115,7 @@ impl Member {
             wanted: self.wanted.as_ref().map(|wanted| wanted.text.clone()),
             parts: self.parts.clone(),
             other_node: self.other_node,
-            is_spare: self.is_spare,
+            is_spare: self.spare.is_some(),
             ..Join::of_machine(self.rank, self.settings.nodes, self.network_range)
         }
     }
@@ -141,12 +143,30 @@ impl Join {
     }
 }
 
-fn addresses(at: &Coordinator) -> std::io::Result<Vec<SocketAddr>> {
-    Ok((&at.host[..], at.port).to_socket_addrs()?.collect())
+fn addresses(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
+    Ok((host, port).to_socket_addrs()?.collect())
+}
+
+/// Where node 0 can listen on its machine; of other machines' addresses the kernel says that they are not its own.
+///
+/// # Errors
+/// When no name has an address.
+pub(super) fn own_addresses(at: &Coordinator) -> std::io::Result<Vec<SocketAddr>> {
+    let (mut found, mut failure) = (Vec::new(), None);
+    for host in &at.hosts {
+        match addresses(host, at.port) {
+            Ok(addresses) => found.extend(listened(host, addresses)),
+            Err(error) => failure = Some(error),
+        }
+    }
+    match failure {
+        Some(error) if found.is_empty() => Err(error),
+        _ => Ok(found),
+    }
 }
 
 /// Greater for each later start on this machine, as far as its clock is right.
-fn incarnation() -> u64 {
+pub(super) fn incarnation() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -155,13 +175,19 @@ fn incarnation() -> u64 {
 fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
     let (inputs, inbox) = unbounded();
     let at = &member.coordinator;
-    let addresses = addresses(at).with_context(|| format!("cannot resolve the coordinator {at}"))?;
-    let addresses = listened(&at.host, addresses);
+    let addresses = own_addresses(at).with_context(|| format!("cannot resolve the coordinator {at}"))?;
     links::listen(&addresses, member.settings.nodes, &member.key, &inputs)
         .map_err(|error| cannot_listen(at, error))?;
     let own = member.join();
     let patience = spare_patience(&member);
+    let has_joined = Arc::new(AtomicBool::new(false));
+    if let Some(spare) = member.spare {
+        let join = Join::of_machine(spare, member.settings.nodes, member.network_range);
+        spares::give_way(at.clone(), member.key.clone(), join, Arc::clone(&has_joined))
+            .context("cannot start a thread")?;
+    }
     let (joined, spares) = await_all(&own, at, (&inputs, &inbox), waits, patience);
+    has_joined.store(true, Ordering::SeqCst);
     let (Chosen { welcome, excluded, usable }, log) = match open_log(&member, &own, &joined) {
         Ok(opened) => opened,
         Err(error) => {
@@ -211,15 +237,19 @@ fn exit_code_of(error: &anyhow::Error) -> i32 {
     if error.is::<BadInput>() { EXIT_BAD_INPUT } else { EXIT_OWN }
 }
 
+/// Whether the job of node 0 has snapshots to resume.
+#[must_use]
+pub fn has_snapshots(job: &JobDir) -> bool {
+    let newest = StoredLog::newest(job).ok().flatten();
+    newest.is_some_and(|log| log.content().snapshots().next().is_some() && !log.is_complete())
+}
+
 /// How long a node may be missing when all others are there, before a spare takes its place; `None` if none can, since there is
 /// nothing to resume: a part that begins needs its own command.
 fn spare_patience(member: &Member) -> Option<Duration> {
-    // An error is reported when all are there.
-    let newest = StoredLog::newest(&member.job).ok().flatten()?;
-    let has_snapshots = newest.content().snapshots().next().is_some();
-    let is_resumed = has_snapshots && !member.is_anew && (member.wanted.is_some() || !newest.is_complete());
     let patience = if member.rejoins { SPARE_REJOIN_PATIENCE } else { SPARE_START_PATIENCE };
-    is_resumed.then_some(patience)
+    // An error is reported when all are there.
+    (!member.is_anew && (member.wanted.is_some() || has_snapshots(&member.job))).then_some(patience)
 }
 
 /// The log, and what it says to the nodes that have joined.
@@ -248,7 +278,9 @@ fn await_all(
     let mut changed = Instant::now();
     while joined.len() + 1 < own.nodes as usize {
         let given_at = patience.filter(|_| !spares.is_empty()).map(|patience| changed + patience);
-        match inbox.recv_deadline(given_at.map_or(report, |given_at| given_at.min(report))).ok() {
+        spares.show();
+        let next = given_at.map_or(report, |given_at| given_at.min(report));
+        match inbox.recv_deadline(next.min(Instant::now() + NODE_BEAT_INTERVAL)).ok() {
             Some(Input::Joining(joining)) => {
                 number += 1;
                 match mismatch(own, &joining.join) {
@@ -271,6 +303,7 @@ fn await_all(
                 spares.give((1..own.nodes).filter(|rank| !joined.contains_key(rank)));
                 changed = Instant::now();
             }
+            None if report > Instant::now() => {}
             None => {
                 waits.say(missing(own.nodes, &joined, at));
                 report = Instant::now() + NODE_WAIT_REPORT;
@@ -310,7 +343,8 @@ fn cannot_listen(at: &Coordinator, error: std::io::Error) -> anyhow::Error {
                 "node 0 cannot listen at {at}, which is no address of this machine: give the address of node 0 as --coordinator"
             );
             // A name may lead to this machine a little later.
-            if at.host.parse::<IpAddr>().is_ok() { bad_input(why) } else { why }
+            let is_address = |host: &String| host.parse::<IpAddr>().is_ok();
+            if at.hosts.iter().all(is_address) { bad_input(why) } else { why }
         }
         // The launcher before it may be about to end.
         ErrorKind::AddrInUse => anyhow!(
@@ -613,16 +647,37 @@ struct Admitted {
     machines: [IpAddr; 2],
 }
 
-/// A connection to the first address of node 0 that answers.
+/// A connection to the first address of node 0 that answers. A machine that is lost does not.
 pub(super) fn connect_to(at: &Coordinator) -> std::io::Result<TcpStream> {
-    let mut stream = Err(std::io::Error::other("the name has no address"));
-    for address in addresses(at)? {
-        stream = TcpStream::connect_timeout(&address, NODE_CONNECTION_TIMEOUT);
-        if stream.is_ok() {
-            break;
+    let timeout = if at.may_move() { NODE_SEARCH_TIMEOUT } else { NODE_CONNECTION_TIMEOUT };
+    let mut failure = None;
+    for host in &at.hosts {
+        let stream = addresses(host, at.port).and_then(|addresses| {
+            let mut stream = Err(std::io::Error::other("the name has no address"));
+            for address in addresses {
+                stream = TcpStream::connect_timeout(&address, timeout);
+                if stream.is_ok() {
+                    break;
+                }
+            }
+            stream
+        });
+        match stream {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failure = failure.or(Some(error)),
         }
     }
-    stream
+    Err(failure.unwrap_or_else(|| std::io::Error::other("there is no host")))
+}
+
+/// Connections to the other machines at which node 0 may be.
+pub(super) fn others(at: &Coordinator) -> impl Iterator<Item = TcpStream> {
+    let found = at.hosts.iter().filter_map(|host| addresses(host, at.port).ok()).flatten();
+    let streams = found.filter_map(|address| TcpStream::connect_timeout(&address, NODE_SEARCH_TIMEOUT).ok());
+    streams.filter(|stream| match (stream.local_addr(), stream.peer_addr()) {
+        (Ok(local), Ok(peer)) => local.ip() != peer.ip(),
+        _ => false,
+    })
 }
 
 fn try_connect(member: &Member, join: &Join, waits: &mut Waits<'_>) -> Result<Admitted, Refusal> {

@@ -33,10 +33,13 @@ pub use connection::ClusterKey;
 pub use gate::{Gate, GateEnd};
 pub use host::{Cluster, Load, Notice};
 pub use job_network::{JobNetwork, delete_left_interfaces, left_interfaces};
-pub use join::{Member, Wanted, join};
+pub use join::{Member, Wanted, has_snapshots, join};
 pub use messages::{End, HeldPart, Join, Restart, StopHow};
-pub use options::{Coordinator, NodeOptions};
+pub use options::{Coordinator, NodeOptions, OnNodeLoss};
 pub use packet_rule::PacketRule;
 pub use rejoin::Rejoin;
-pub use spares::{Place, await_place};
+pub use spares::{Place, Waiting, await_place};
 pub use stored_log::GlobalManifests;
+
+/// Between the name of a job and the number of a node, in the name of its part.
+pub const NODE: &str = ".node";

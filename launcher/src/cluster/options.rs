@@ -95,35 +95,45 @@ fn make_key(dir: &Path, path: &Path) -> io::Result<()> {
     written
 }
 
-/// Where node 0 listens.
+/// Where node 0 listens: at the first of these hosts that is its machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coordinator {
-    /// A name or an address.
-    pub host: String,
+    /// Names or addresses: of the machine of node 0, then of those of spares that can take its place.
+    pub hosts: Vec<String>,
     /// The TCP port.
     pub port: u16,
 }
 
 impl Coordinator {
-    /// Parses `HOST:PORT`; an IPv6 address is in brackets.
+    /// Parses `HOST[,HOST…]:PORT`; an IPv6 address is in brackets.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let (host, port) = text.rsplit_once(':')?;
+        let (hosts, port) = text.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port != 0)?;
-        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        let host = bare.unwrap_or(host);
-        let is_name = !host.is_empty() && (bare.is_some() || !host.contains(':'));
-        is_name.then(|| Self { host: host.to_owned(), port })
+        let parse = |host: &str| {
+            let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+            let is_name = match bare {
+                Some(bare) => !bare.is_empty(),
+                None => !host.is_empty() && !host.contains(':'),
+            };
+            is_name.then(|| bare.unwrap_or(host).to_owned())
+        };
+        let hosts = hosts.split(',').map(parse).collect::<Option<_>>()?;
+        Some(Self { hosts, port })
+    }
+
+    /// Whether spares can take the place of node 0.
+    #[must_use]
+    pub fn may_move(&self) -> bool {
+        self.hosts.len() > 1
     }
 }
 
 impl std::fmt::Display for Coordinator {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.host.contains(':') {
-            write!(out, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(out, "{}:{}", self.host, self.port)
-        }
+        let host = |host: &String| if host.contains(':') { format!("[{host}]") } else { host.clone() };
+        let hosts: Vec<_> = self.hosts.iter().map(host).collect();
+        write!(out, "{}:{}", hosts.join(","), self.port)
     }
 }
 
@@ -146,8 +156,8 @@ pub struct NodeOptions {
     pub engine: Option<&'static str>,
     /// What the launchers do that are left when one is lost.
     pub on_loss: OnNodeLoss,
-    /// It was started as a spare, and takes the place of the node of its rank.
-    pub takes_place: bool,
+    /// The rank with which it was started, as a spare that takes the place of the node of `rank`.
+    pub spare: Option<u32>,
     /// This launcher starts again as the node of this rank, see [`super::Rejoin`].
     pub rejoins_as: Option<u32>,
 }
@@ -215,10 +225,12 @@ mod tests {
 
     #[test]
     fn an_address_has_a_host_and_a_port() {
-        for text in ["node0:7070", "10.0.0.1:1", "[fd00::1]:7070"] {
+        for text in ["node0:7070", "10.0.0.1:1", "[fd00::1]:7070", "node0,10.0.0.4,[fd00::1]:7070"] {
             assert_eq!(Coordinator::parse(text).unwrap().to_string(), text);
         }
-        for text in ["node0", ":7070", "node0:", "node0:0", "fd00::1:7070", "node0:70700"] {
+        for text in
+            ["node0", ":7070", "node0:", "node0:0", "fd00::1:7070", "node0:70700", "a,:7070", "[]:7070"]
+        {
             assert_eq!(Coordinator::parse(text), None, "{text}");
         }
     }

@@ -9,20 +9,31 @@
 //!                        <-------  Take (rank 1)                all others are there again, node 1 is not
 //!   (joins as node 1)
 //! ```
+//!
+//! The place of node 0 takes a spare whose machine is one of the hosts of the coordinator. It listens there all the time. When
+//! half of the other nodes look for node 0 there, and it has no connection to node 0 itself, it starts again as node 0. Two
+//! launchers that take themselves for node 0 do no harm: a session needs all other nodes, and the log tells who has the job.
 
-use super::connection::{self, ClusterKey, Receiver, Side};
+use super::connection::{self, ClusterKey, ConnectionError, Receiver, Side};
 use super::host::Input;
 use super::join::{self, Refusal};
-use super::links::{Joining, Link};
+use super::links::{self, Joining, Link};
 use super::messages::{Join, Message};
-use super::options::{Coordinator, OnNodeLoss};
+use super::options::Coordinator;
+use super::rejoin::Rejoin;
 use crate::sys::deadline::{
-    NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL, SPARE_TAKES_LIMIT,
+    NODE_BEAT_INTERVAL, NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL,
+    NODE_SOUGHT_TIME, NODE_WAIT_REPORT, SPARE_REJOIN_PATIENCE, SPARE_START_PATIENCE, SPARE_TAKES_LIMIT,
 };
 use crate::sys::error::{EXIT_OWN, bad_input};
 use anyhow::{Result, anyhow};
+use crossbeam_channel::{RecvTimeoutError, unbounded};
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The spares that wait at node 0.
 #[derive(Debug, Default)]
@@ -30,6 +41,8 @@ pub(super) struct Spares {
     waiting: BTreeMap<u32, Link>,
     /// The nodes whose places were given to spares, which have not joined yet.
     given: BTreeMap<u32, Instant>,
+    /// When they were last shown that node 0 is there.
+    beat: Option<Instant>,
 }
 
 impl Spares {
@@ -61,6 +74,14 @@ impl Spares {
         self.waiting.values().for_each(|link| link.send(message.clone()));
     }
 
+    /// Shows them that node 0 is there, if it is time.
+    pub(super) fn show(&mut self) {
+        if self.beat.is_none_or(|beat| beat.elapsed() >= NODE_BEAT_INTERVAL) {
+            self.tell(&Message::Spare);
+            self.beat = Some(Instant::now());
+        }
+    }
+
     /// Gives spares the places of these nodes, as far as there are spares.
     pub(super) fn give(&mut self, missing: impl Iterator<Item = u32>) {
         for rank in missing {
@@ -89,23 +110,43 @@ pub enum Place {
     Over(i32),
 }
 
-/// Waits, as the spare that `join` describes, until node 0 needs it.
+/// A spare that waits.
+pub struct Waiting {
+    /// Where node 0 listens.
+    pub at: Coordinator,
+    /// The key that all nodes share.
+    pub key: ClusterKey,
+    /// Its rank, the number of nodes and so on.
+    pub join: Join,
+    /// Node 0 is lost if it is silent for this long.
+    pub timeout: Duration,
+    /// Whether it waits for node 0 also after a loss.
+    pub stays: bool,
+}
+
+/// Waits until a node is lost. `may_resume` says whether the job has something to resume: otherwise the place of node 0 is left
+/// empty.
 ///
 /// # Errors
 /// Bad input: another key, another version, other options at node 0.
-pub fn await_place(
-    at: &Coordinator,
-    key: &ClusterKey,
-    join: impl Fn() -> Join,
-    on_loss: OnNodeLoss,
-) -> Result<Place> {
+pub fn await_place(waiting: &Waiting, may_resume: impl Fn() -> bool + Send + 'static) -> Result<Place> {
+    let Waiting { at, .. } = waiting;
+    let sight = Arc::new(Sight::default());
+    if at.may_move()
+        && let Err(error) = stand_by(waiting, Arc::clone(&sight), may_resume)
+    {
+        tracing::info!("this spare cannot take the place of node 0, since it cannot listen at {at}: {error}");
+    }
     let mut pause = NODE_FIRST_RETRY_INTERVAL;
     loop {
-        match wait_at(at, key, join()) {
+        let told = wait_at(waiting, &sight);
+        sight.is_there.store(false, Ordering::SeqCst);
+        match told {
             Ok(Told::Place(place)) => return Ok(place),
             Ok(Told::Rejoin) => pause = NODE_FIRST_RETRY_INTERVAL,
-            Ok(Told::Lost(why)) if on_loss == OnNodeLoss::Wait => {
-                tracing::warn!("{why}. This spare waits until it is there again");
+            Ok(Told::Lost(why)) if waiting.stays => {
+                tracing::warn!("{why}. This spare waits until node 0 is there again");
+                pause = NODE_FIRST_RETRY_INTERVAL;
             }
             Ok(Told::Lost(why)) => {
                 tracing::error!("{why}: this spare ends");
@@ -116,7 +157,7 @@ pub fn await_place(
             }
             Err(Refusal::Transient(why)) => tracing::debug!("no connection to node 0 at {at}: {why}"),
         }
-        std::thread::sleep(pause);
+        thread::sleep(pause);
         pause = NODE_RETRY_INTERVAL.min(pause * 2);
     }
 }
@@ -130,18 +171,23 @@ enum Told {
     Lost(String),
 }
 
-fn wait_at(at: &Coordinator, key: &ClusterKey, join: Join) -> Result<Told, Refusal> {
-    let rank = join.rank;
+fn wait_at(waiting: &Waiting, sight: &Sight) -> Result<Told, Refusal> {
+    let Waiting { at, key, join, timeout, .. } = waiting;
     let stream = join::connect_to(at)?;
     let (mut sender, mut receiver) = connection::open(stream, key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
-    sender.send(&Message::Join(join))?;
+    sender.send(&Message::Join(Join { incarnation: join::incarnation(), ..join.clone() }))?;
     match receiver.receive()? {
         Message::Spare => {}
         Message::Refused { why, is_transient: false } => return Err(Refusal::Final(why)),
         _ => return Err(Refusal::Transient("it is not ready".to_owned())),
     }
-    tracing::info!("spare {rank}: waits until a node is lost, and takes its place then (node 0 is at {at})");
-    receiver.set_timeout(None)?;
+    sight.is_there.store(true, Ordering::SeqCst);
+    sight.was_there.store(true, Ordering::SeqCst);
+    tracing::info!(
+        "spare {}: waits until a node is lost, and takes its place then (node 0 is at {at})",
+        join.rank
+    );
+    receiver.set_timeout(Some(*timeout))?;
     Ok(told(&mut receiver, at))
 }
 
@@ -159,7 +205,117 @@ fn told(receiver: &mut Receiver, at: &Coordinator) -> Told {
                 return Told::Place(Place::Over(end.code));
             }
             Ok(_) => {}
+            Err(ConnectionError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Told::Lost(format!("node 0 at {at} is silent"));
+            }
             Err(error) => return Told::Lost(format!("the connection to node 0 at {at} is lost ({error})")),
+        }
+    }
+}
+
+/// Whether a spare sees node 0.
+#[derive(Default)]
+struct Sight {
+    is_there: AtomicBool,
+    was_there: AtomicBool,
+}
+
+/// Listens as node 0 would, in a thread of its own, and takes its place if the nodes look for it here.
+fn stand_by(
+    waiting: &Waiting,
+    sight: Arc<Sight>,
+    may_resume: impl Fn() -> bool + Send + 'static,
+) -> io::Result<()> {
+    let (nodes, (inputs, inbox)) = (waiting.join.nodes, unbounded());
+    links::listen(&join::own_addresses(&waiting.at)?, nodes, &waiting.key, &inputs)?;
+    let watch = move || {
+        let (mut sought, mut since) = (BTreeMap::new(), None);
+        loop {
+            match inbox.recv_timeout(NODE_BEAT_INTERVAL) {
+                Ok(Input::Joining(joining)) => {
+                    let Joining { join, connection: (mut sender, _), .. } = *joining;
+                    let why = "this is a spare, not node 0".to_owned();
+                    let _ = sender.send(&Message::Refused { why, is_transient: true });
+                    sender.close();
+                    sought.insert(join.rank, Instant::now());
+                }
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            sought.retain(|_, at: &mut Instant| at.elapsed() < NODE_SOUGHT_TIME);
+            if sight.is_there.load(Ordering::SeqCst) || !is_sought(sought.keys().copied(), nodes) {
+                since = None;
+                continue;
+            }
+            let was_there = sight.was_there.load(Ordering::SeqCst);
+            let patience = if was_there { SPARE_REJOIN_PATIENCE } else { SPARE_START_PATIENCE };
+            if since.get_or_insert_with(Instant::now).elapsed() >= patience && may_resume() {
+                tracing::warn!("node 0 is not there: this spare takes its place");
+                tracing::error!("cannot start again as node 0: {}", Rejoin { rank: 0 }.exec());
+            }
+        }
+    };
+    thread::Builder::new().name("spare-standby".to_owned()).spawn(watch).map(drop)
+}
+
+/// Whether half of the nodes but node 0 are among those that look for it.
+fn is_sought(by: impl Iterator<Item = u32>, nodes: u32) -> bool {
+    let number = by.filter(|rank| (1..nodes).contains(rank)).count();
+    number > 0 && number * 2 >= (nodes - 1) as usize
+}
+
+/// For a spare that has taken the place of node 0, and waits for the others: if there is another node 0, they may be there. It is
+/// a spare again then, of this rank.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub(super) fn give_way(
+    at: Coordinator,
+    key: ClusterKey,
+    join: Join,
+    has_joined: Arc<AtomicBool>,
+) -> io::Result<()> {
+    let watch = move || {
+        while !has_joined.load(Ordering::SeqCst) {
+            if join::others(&at).any(|stream| is_node_0(stream, &key, &join))
+                && !has_joined.load(Ordering::SeqCst)
+            {
+                tracing::warn!("there is another launcher of node 0: this one is a spare again");
+                tracing::error!("cannot start again as a spare: {}", Rejoin { rank: join.rank }.exec());
+            }
+            thread::sleep(NODE_WAIT_REPORT);
+        }
+    };
+    thread::Builder::new().name("spare-give-way".to_owned()).spawn(watch).map(drop)
+}
+
+fn is_node_0(stream: std::net::TcpStream, key: &ClusterKey, join: &Join) -> bool {
+    let ask = || -> Result<Message, Refusal> {
+        let (mut sender, mut receiver) = connection::open(stream, key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
+        sender.send(&Message::Join(join.clone()))?;
+        let answer = receiver.receive()?;
+        sender.close();
+        Ok(answer)
+    };
+    matches!(ask(), Ok(Message::Spare))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_sought;
+
+    #[test]
+    fn half_of_the_other_nodes_look_for_node_0() {
+        for (by, nodes, expected) in [
+            (&[1][..], 2, true),
+            (&[], 2, false),
+            (&[2], 2, false),
+            (&[1, 4], 4, false),
+            (&[1, 3], 4, true),
+            (&[1, 2], 5, true),
+            (&[0, 2], 5, false),
+        ] {
+            assert_eq!(is_sought(by.iter().copied(), nodes), expected, "{by:?} of {nodes}");
         }
     }
 }

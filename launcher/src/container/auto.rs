@@ -4,6 +4,7 @@
 //! job is executed without ckpt-run.
 
 use crate::cli::config::Config;
+use crate::cluster::NODE;
 use crate::criu::Criu;
 use crate::job::resume_point::Resume;
 use crate::namespace::Namespace;
@@ -12,7 +13,7 @@ use crate::store::root::Root;
 use crate::store::tiers;
 use anyhow::Result;
 use ckpt_protocol::agent::AUTO_VARIABLE;
-use ckpt_snapshot::{JobKey, Store};
+use ckpt_snapshot::{JobDir, JobKey, Store};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -45,8 +46,8 @@ impl Auto {
 /// Executes `argv` without ckpt-run if ckpt-run cannot work here. Returns if it can, or if the job has snapshots: the
 /// error of ckpt-run is then the right outcome.
 pub fn run_plain_where_needed(config: &Config, argv: &[OsString]) {
-    // An explicit --resume asks for ckpt-run.
-    if config.resume != Resume::Auto {
+    // An explicit --resume asks for ckpt-run. The other nodes of a job would wait for this one.
+    if config.resume != Resume::Auto || config.nodes.several().is_some() {
         return;
     }
     let Err(error) = can_work(config) else { return };
@@ -81,8 +82,16 @@ fn has_snapshots(config: &Config, argv: &[OsString]) -> bool {
             || may_be_store(&config.store.dir);
     };
     let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
-    let listed = tiers::open(&config.store, &root.job(&key)).and_then(|store| Ok(store.list()?));
-    listed.map_or(true, |listed| !listed.is_empty())
+    // A step of Slurm may be one node of several.
+    let is_it = |job: &JobDir| {
+        let name = job.key().as_str();
+        name.strip_prefix(key.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(NODE))
+    };
+    let has = |job: &JobDir| {
+        let listed = tiers::open(&config.store, job).and_then(|store| Ok(store.list()?));
+        listed.map_or(true, |listed| !listed.is_empty())
+    };
+    root.jobs().map_or(true, |jobs| jobs.iter().filter(|job| is_it(job)).any(has))
 }
 
 /// Whether a store may be at `path`, even without its `store.json`. Only a path that certainly does not exist is no store:

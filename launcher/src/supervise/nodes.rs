@@ -15,15 +15,15 @@ use super::policy::Failure;
 use super::services::RunContext;
 use super::session::{JobSession, SessionEnd, SessionOutcome};
 use super::start::NotExecuted;
-use super::startup::{self, NODE, OpenedJob};
+use super::startup::{self, OpenedJob};
 use super::{Supervisor, metrics, start};
 use crate::checkpoint::nodes::PartPlace;
 use crate::checkpoint::precopy::Precopy;
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
 use crate::cluster::{
-    self, Cluster, ClusterKey, End, HeldPart, JobNetwork, Join, Load, Member, NodeOptions, Notice,
-    PacketRule, Place, Rejoin, Wanted, sockets,
+    self, Cluster, ClusterKey, End, HeldPart, JobNetwork, Join, Load, Member, NODE, NodeOptions, Notice,
+    OnNodeLoss, PacketRule, Place, Rejoin, Waiting, Wanted, sockets,
 };
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::resume_point::{Decision, Resume, decide};
@@ -34,12 +34,12 @@ use crate::restore::resume::Resumer;
 use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::deadline::{
-    NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT,
+    NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT, SPARE_AGAIN_PAUSE,
 };
 use crate::sys::error::{EXIT_BAD_INPUT, EXIT_OWN, EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{AttemptId, Blame, Outcome, Settings, Step};
-use ckpt_snapshot::{JobRecord, SnapshotId, Store, Tiers};
+use ckpt_snapshot::{JobRecord, OpenError, SnapshotId, Store, Tiers};
 use ipnet::Ipv4Net;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -126,26 +126,45 @@ fn check(config: &Config) -> Result<()> {
 pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     check(config)?;
     let nodes = &config.nodes;
-    let rank = match nodes.rejoins_as {
+    let number = nodes.several().unwrap_or(1);
+    let rank = match nodes.rejoins_as.filter(|rank| *rank < number) {
         Some(rank) => rank,
-        None if nodes.is_spare() => match await_place(config)? {
+        None if nodes.is_spare() => match await_place(config, argv)? {
             Place::Node(rank) => rank,
             Place::Over(code) => return Ok(code),
         },
         None => return run_node(config, argv),
     };
-    let takes_place = nodes.is_spare();
-    let nodes = NodeOptions { rank: Some(rank), takes_place, ..nodes.clone() };
-    run_node(&Config { nodes, ..config.clone() }, argv)
+    let Some(spare) = nodes.rank.filter(|rank| *rank >= number) else {
+        let nodes = NodeOptions { rank: Some(rank), ..nodes.clone() };
+        return run_node(&Config { nodes, ..config.clone() }, argv);
+    };
+    let nodes = NodeOptions { rank: Some(rank), spare: Some(spare), ..nodes.clone() };
+    run_node(&Config { nodes, ..config.clone() }, argv).map_err(|error| spare_again(error, spare))
+}
+
+/// The launcher that had the place of a spare may be there, and seem to be lost from here only.
+fn spare_again(error: anyhow::Error, rank: u32) -> anyhow::Error {
+    if !matches!(error.downcast_ref(), Some(OpenError::Locked { .. })) {
+        return error;
+    }
+    tracing::warn!("{error}: this launcher is a spare again");
+    std::thread::sleep(SPARE_AGAIN_PAUSE);
+    Rejoin { rank }.into()
 }
 
 /// Waits, as a spare, until a node is lost.
-fn await_place(config: &Config) -> Result<Place> {
+fn await_place(config: &Config, argv: &[OsString]) -> Result<Place> {
     let options = &config.nodes;
     let (rank, nodes) = (options.rank.context("the rank was checked")?, options.several().unwrap_or(1));
-    let at = options.coordinator.as_ref().context("the address was checked")?;
-    let join = || Join::of_machine(rank, nodes, network_range(config));
-    cluster::await_place(at, &key(config)?, join, options.on_loss)
+    let at = options.coordinator.clone().context("the address was checked")?;
+    let stays = options.on_loss == OnNodeLoss::Wait || (options.on_loss == OnNodeLoss::Auto && at.may_move());
+    let join = Join::of_machine(rank, nodes, network_range(config));
+    let waiting = Waiting { at, key: key(config)?, join, timeout: options.timeout, stays };
+    let node_0 = startup::job_key(config, argv, Some(0))?;
+    let store = config.store.clone();
+    let may_resume = move || Root::open(&store).is_ok_and(|root| cluster::has_snapshots(&root.job(&node_0)));
+    cluster::await_place(&waiting, may_resume)
 }
 
 fn run_node(config: &Config, argv: &[OsString]) -> Result<i32> {
@@ -223,6 +242,12 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
     let options = &config.nodes;
     let (rank, coordinator) = (options.rank, options.coordinator.clone());
     let nodes = options.several().context("the number of nodes was checked")?;
+    let may_move = coordinator.as_ref().is_some_and(cluster::Coordinator::may_move);
+    let on_loss = match options.on_loss {
+        // A spare takes the place of node 0, which cannot say so.
+        OnNodeLoss::Auto if rank != Some(0) && may_move => OnNodeLoss::Wait,
+        on_loss => on_loss,
+    };
     let settings = Settings {
         nodes,
         parts: nodes,
@@ -251,8 +276,8 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         has_to_resume: config.resume == Resume::Required,
         grace: config.grace,
         network_range: network_range(config),
-        on_loss: options.on_loss,
-        is_spare: options.takes_place,
+        on_loss,
+        spare: options.spare,
         rejoins: options.rejoins_as.is_some(),
     })
 }

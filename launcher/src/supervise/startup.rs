@@ -10,7 +10,7 @@ use super::events::Signals;
 use super::moved;
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
-use crate::cluster;
+use crate::cluster::{self, NODE};
 use crate::criu::{Criu, CriuMissing};
 use crate::job::alive;
 use crate::job::claim::ClaimedJob;
@@ -46,8 +46,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The lowest hard limit of open files without a warning.
 const DESCRIPTORS_MIN: u64 = 256;
-/// Between the name of a job and the number of a node, in the name of its part.
-pub(super) const NODE: &str = ".node";
 
 /// The job's store, opened and locked. No other launcher on this machine has the job.
 pub(super) struct OpenedJob {
@@ -90,12 +88,7 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
             criu.path.display()
         )));
     }
-    let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
-    let key = match config.nodes.rank.filter(|_| config.nodes.several().is_some()) {
-        // Each part has a store of its own, or a place of its own in a shared one.
-        Some(rank) => JobKey::named(&format!("{key}{NODE}{rank}")).map_err(bad_input)?,
-        None => key,
-    };
+    let key = job_key(config, argv, config.nodes.rank.filter(|_| config.nodes.several().is_some()))?;
     let pace = config.store.pace();
     let answers = AnswerWatch::start(&config.store, end_without_answer);
     let root = answers.during("it was being opened", || open_root(config, &pace))?;
@@ -126,6 +119,20 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         staged_bytes,
         lock: Arc::new(Mutex::new(lock)),
     })
+}
+
+/// The name of the job; that of one part, if it is on several nodes. Each part has a store of its own, or a place of its own in
+/// a shared one.
+///
+/// # Errors
+/// Bad input: it is too long.
+pub(super) fn job_key(config: &Config, argv: &[OsString], rank: Option<u32>) -> Result<JobKey> {
+    let cwd = std::env::current_dir().context("cannot determine the working directory")?;
+    let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
+    match rank {
+        Some(rank) => JobKey::named(&format!("{key}{NODE}{rank}")).map_err(bad_input),
+        None => Ok(key),
+    }
 }
 
 /// Opens the store, or makes a new one.

@@ -165,6 +165,8 @@ pub const PORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Time to connect to another node and to exchange the first messages; also for one write.
 pub const NODE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for one of several hosts at which node 0 may be.
+pub const NODE_SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a launcher that had the network of a job on this machine to end. The others wait longer for this one.
 pub const NODE_INTERFACE_LIMIT: Duration = Duration::from_secs(10);
 /// Time for the network of a job to reach all other nodes, whose launchers may still make theirs.
@@ -186,6 +188,11 @@ pub const NODE_CAUSE_WINDOW: Duration = Duration::from_secs(1);
 pub const SPARE_REJOIN_PATIENCE: Duration = Duration::from_secs(3);
 /// The same when all launchers start: some machines are slower than others.
 pub const SPARE_START_PATIENCE: Duration = Duration::from_secs(60);
+/// Time until a spare whose place is not free after all looks again whether it is needed.
+pub const SPARE_AGAIN_PAUSE: Duration = Duration::from_secs(5);
+/// A node that has looked for node 0 at a spare within this time does so still: each try at another host may take
+/// [`NODE_SEARCH_TIMEOUT`].
+pub const NODE_SOUGHT_TIME: Duration = Duration::from_secs(6);
 /// A spare that has not joined within this time after it was given a place gets no more: another spare may.
 pub const SPARE_TAKES_LIMIT: Duration = Duration::from_secs(60);
 /// Interval at which node 0 shows that it is there.

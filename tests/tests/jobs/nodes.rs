@@ -348,6 +348,11 @@ fn what_does_not_work_on_several_nodes_is_refused() {
     let output = sandbox.call(outside.iter().chain(&["--", "true"]));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && said.contains("is a spare"), "{said}");
+    // The other nodes would wait for one that runs without ckpt-run.
+    let mut without = sandbox.command(nodes.iter().chain(&["--", "touch", "ran"]));
+    without.env("CKPT_AUTO", "1").env("CKPT_CRIU", "/nowhere");
+    assert_eq!(without.output().unwrap().status.code(), Some(2));
+    assert!(!sandbox.path().join("ran").exists());
     assert!(!sandbox.store.exists(), "nothing was changed");
 }
 

@@ -12,7 +12,7 @@ use crate::sys::error::EXIT_OWN;
 const FIRST_NUMBER: u64 = 1 << 32;
 
 impl Host {
-    /// A node is lost. A node that has lost node 0 does not know of spares: node 0 would have told it what to do.
+    /// A node is lost. A node that has lost node 0 does not know of spares.
     pub(super) fn end_after_loss(&mut self, why: String) {
         let is_to_rejoin = match self.on_loss {
             OnNodeLoss::Exit => false,

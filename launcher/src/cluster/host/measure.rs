@@ -80,7 +80,7 @@ impl Simulated {
         let at = format!("127.0.0.1:{}", self.port.load(Ordering::SeqCst));
         Member {
             on_loss: crate::cluster::options::OnNodeLoss::Exit,
-            is_spare: false,
+            spare: None,
             rejoins: false,
             rank: self.rank,
             coordinator: Coordinator::parse(&at).expect("an address"),

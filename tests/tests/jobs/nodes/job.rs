@@ -27,6 +27,8 @@ pub struct Job {
     /// The command of each part.
     commands: Vec<Vec<String>>,
     pub options: Vec<String>,
+    /// Machines of spares that can take the place of node 0.
+    pub standbys: Vec<usize>,
     /// Whether all nodes have a key file.
     pub has_key_file: bool,
     /// What is preloaded.
@@ -43,7 +45,8 @@ impl Job {
         }
         let places = (0..machines.sandboxes.len()).collect();
         let (options, interpose) = (Vec::new(), "off".to_owned());
-        let job = Self { machines, commands, options, has_key_file: true, interpose, places };
+        let job =
+            Self { machines, commands, options, standbys: Vec::new(), has_key_file: true, interpose, places };
         job.slow_down();
         job
     }
@@ -122,7 +125,9 @@ impl Job {
     fn arguments(&self, node: usize) -> Vec<String> {
         let mut arguments = vec!["--nodes".to_owned(), self.nodes().to_string()];
         arguments.extend(["--node-rank".to_owned(), node.to_string(), "--coordinator".to_owned()]);
-        arguments.extend([format!("{}:7070", self.machines.address(self.places[0]))]);
+        let hosts = self.places[..1].iter().chain(&self.standbys);
+        let hosts: Vec<_> = hosts.map(|machine| self.machines.address(*machine)).collect();
+        arguments.extend([format!("{}:7070", hosts.join(","))]);
         if self.has_key_file {
             arguments.extend(["--cluster-key-file", "key"].map(str::to_owned));
         }
@@ -143,14 +148,27 @@ impl Job {
         self.machines.start(self.places[node], node, &self.arguments(node))
     }
 
-    /// A spare on the machine of this number, for node 1: with its directory and its store.
-    pub fn start_spare(&self, machine: usize) -> Running {
-        let (sandbox, own) = (&self.machines.sandboxes[1], &self.machines.sandboxes[machine]);
-        let mut arguments = self.arguments(1);
+    /// A spare on the machine of this number, for this node: with its directory and its store.
+    pub fn start_spare(&self, machine: usize, node: usize) -> Running {
+        let (sandbox, own) = (&self.machines.sandboxes[node], &self.machines.sandboxes[machine]);
+        let mut arguments = self.arguments(node);
         let rank = arguments.iter().position(|argument| argument == "--node-rank").expect("a rank") + 1;
         arguments[rank] = machine.to_string();
         let mut command = self.machines.on(machine, &sandbox.command(arguments));
         command.current_dir(sandbox.path());
+        fs::create_dir_all(&own.store).unwrap();
+        own.start_command("spare", command)
+    }
+
+    /// What a spare does that takes itself for node 0 and has a state directory of its own.
+    pub fn start_as_node_0(&self, machine: usize) -> Running {
+        let (sandbox, own) = (&self.machines.sandboxes[0], &self.machines.sandboxes[machine]);
+        let mut arguments = self.arguments(0);
+        let rank = arguments.iter().position(|argument| argument == "--node-rank").expect("a rank") + 1;
+        arguments[rank] = machine.to_string();
+        arguments.splice(..0, ["__rejoin", "0"].map(str::to_owned));
+        let mut command = self.machines.on(machine, &sandbox.command(arguments));
+        command.current_dir(sandbox.path()).env("XDG_STATE_HOME", own.path().join("state"));
         fs::create_dir_all(&own.store).unwrap();
         own.start_command("spare", command)
     }

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use std::fs;
 
 /// A job of two nodes whose store is an object store, and a proxy for each machine. Each has a state directory of its own.
-fn in_objects(mut job: Job, service: &Service) -> (Job, Vec<Proxy>) {
+pub fn in_objects(mut job: Job, service: &Service) -> (Job, Vec<Proxy>) {
     // Where the proxy of the service has it, outside of the machines.
     let port = service.proxy.address.port();
     let of_machine = |machine| service.proxy_at(job.machines.listen(machine, port));

@@ -1,9 +1,11 @@
 //! Launchers that stay when one is lost: a spare takes its place, or somebody starts it again.
 
 use super::assert_blocks;
-use super::job::{Job, codes, machines, said};
+use super::job::{Job, codes, machines, said as said_by};
 use super::moving::{NODE_0, of_network};
+use super::objects::in_objects;
 use ckpt_run_tests::Running;
+use ckpt_test_s3::Service;
 use std::time::Instant;
 
 const BLOCKS: usize = 2000;
@@ -14,7 +16,7 @@ fn a_spare_takes_the_place_of_a_node_that_is_lost() {
     let Some(machines) = machines(4) else { return };
     let mut job = of_network(Job::stream_to(machines, BLOCKS, NODE_0), 2);
     job.options.extend(["--node-timeout", "3s"].map(str::to_owned));
-    let mut spares: Vec<_> = [2, 3].map(|number| job.start_spare(number)).into();
+    let mut spares: Vec<_> = [2, 3].map(|number| job.start_spare(number, 1)).into();
     let mut running = job.begun("blocks.txt");
     for (spare, machine) in spares.iter_mut().zip([2, 3]) {
         until_it_waits(&job, spare, machine);
@@ -35,7 +37,7 @@ fn a_spare_takes_the_place_of_a_node_that_is_lost() {
         job.until_answering(&mut running);
     }
     job.full_speed();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_eq!(codes(&mut running), [0, 0], "{}", said_by(&running));
     assert_blocks(&job, BLOCKS, &running);
 }
 
@@ -49,17 +51,75 @@ fn until_it_waits(job: &Job, spare: &mut Running, machine: usize) {
 fn a_spare_ends_with_the_job() {
     let Some(machines) = machines(3) else { return };
     let job = of_network(Job::stream_to(machines, 200, NODE_0), 2);
-    let mut spare = job.start_spare(2);
+    let mut spare = job.start_spare(2, 1);
     let mut running = job.begun("blocks.txt");
     until_it_waits(&job, &mut spare, 2);
     job.checkpoint(&running);
     running[0].kill_launcher();
     assert_eq!((running[1].wait(), spare.wait()), (125, 125), "{}", spare.said());
-    let mut spare = job.start_spare(2);
+    let mut spare = job.start_spare(2, 1);
     job.full_speed();
     let mut running = job.start();
-    assert_eq!((codes(&mut running), spare.wait()), (vec![0, 0], 0), "{}{}", said(&running), spare.said());
+    assert_eq!((codes(&mut running), spare.wait()), (vec![0, 0], 0), "{}{}", said_by(&running), spare.said());
     assert_blocks(&job, 200, &running);
+}
+
+/// The machine of node 0 is lost, with the coordinator.
+#[test]
+fn a_spare_takes_the_place_of_node_0() {
+    let Some(machines) = machines(3) else { return };
+    let mut job = of_network(Job::stream_to(machines, BLOCKS, NODE_0), 2);
+    job.options.extend(["--node-timeout", "3s"].map(str::to_owned));
+    job.standbys = vec![2];
+    let mut spare = job.start_spare(2, 0);
+    let mut running = job.begun("blocks.txt");
+    until_it_waits(&job, &mut spare, 2);
+    job.checkpoint(&running);
+    let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
+    job.until_lines(&mut running, "blocks.txt", before + 5);
+    job.machines.connect(0, false);
+    let lost_at = Instant::now();
+    running[0].kill_everything();
+    running[0] = spare;
+    running[1].until("a resume", || job.has_resumed(1, 1).then_some(()));
+    let lines = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
+    job.until_lines(&mut running, "blocks.txt", lines + 1);
+    println!("{:.1} s from the loss of node 0 to the next blocks", lost_at.elapsed().as_secs_f64());
+    job.until_answering(&mut running);
+    let said = job.machines.sandboxes[2].read("spare.err");
+    assert!(said.contains("node 0 is not there: this spare takes its place"), "{said}");
+    job.checkpoint(&running);
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said_by(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+/// A spare that takes itself for node 0 while there is one: with an object store, and with a lock that both see.
+#[test]
+fn a_spare_gives_way_to_another_node_0() {
+    for is_locked in [false, true] {
+        let Some(machines) = machines(3) else { return };
+        let service = Service::new();
+        let mut job = Job::stream_to(machines, BLOCKS, NODE_0);
+        job.standbys = vec![2];
+        let (job, _proxies) =
+            if is_locked { (of_network(job, 2), Vec::new()) } else { in_objects(job, &service) };
+        let mut running = job.begun("blocks.txt");
+        job.checkpoint(&running);
+        let mut spare = job.start_as_node_0(2);
+        until_it_waits(&job, &mut spare, 2);
+        let said = job.machines.sandboxes[2].read("spare.err");
+        assert!(said.contains("a spare again"), "{said}");
+        job.full_speed();
+        assert_eq!(
+            (codes(&mut running), spare.wait()),
+            (vec![0, 0], 0),
+            "{}{}",
+            said_by(&running),
+            spare.said()
+        );
+        assert_blocks(&job, BLOCKS, &running);
+    }
 }
 
 /// `--lost-node wait`: whoever has started a launcher starts it again, and nothing else.
@@ -83,6 +143,6 @@ fn launchers_wait_for_one_that_is_started_again() {
         assert!(job.has_resumed(1 - node, 2 - node), "{}", running[1 - node].said());
     }
     job.full_speed();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_eq!(codes(&mut running), [0, 0], "{}", said_by(&running));
     assert_blocks(&job, BLOCKS, &running);
 }
