@@ -93,8 +93,8 @@ fn run(arguments: Vec<OsString>, auto: Auto, rejoin: Option<Rejoin>) -> i32 {
 
 fn configure(matches: &clap::ArgMatches, rejoin: Option<Rejoin>) -> Result<Config> {
     let mut config = Config::resolve(matches, &|name| std::env::var(name).ok())?;
-    if let Some(Rejoin { rank }) = rejoin {
-        config.rejoin(rank);
+    if let Some(rejoin) = rejoin {
+        config.rejoin(&rejoin);
     }
     logging::start(config.verbosity, config.log_format, config.log_file.as_deref())?;
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());

@@ -4,7 +4,7 @@ use crate::agents::MirrorMode;
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::logging::Format;
 use crate::cli::values::Resolved;
-use crate::cluster::NodeOptions;
+use crate::cluster::{NodeOptions, Rejoin};
 use crate::files::rules::FileOptions;
 use crate::gpu::nccl::Nccl;
 use crate::gpu::placement::GpuMap;
@@ -103,10 +103,11 @@ pub struct Config {
 }
 
 impl Config {
-    /// For a launcher that starts again as the node of this rank. What it was told to begin with, it has begun.
-    pub fn rejoin(&mut self, rank: u32) {
-        self.nodes.rejoins_as = Some(rank);
-        if self.resume != Resume::Required {
+    /// For a launcher that starts again. A run that has begun is resumed, whatever it was told to begin with.
+    pub fn rejoin(&mut self, rejoin: &Rejoin) {
+        self.nodes.rejoins_as = Some(rejoin.rank);
+        self.nodes.has_begun = rejoin.has_begun;
+        if rejoin.has_begun && self.resume != Resume::Required {
             self.resume = Resume::Auto;
         }
     }

@@ -206,6 +206,15 @@ impl Sender {
         (&*self.stream).write_all(&bytes)
     }
 
+    /// Ends the connection if the other end does not acknowledge something for this long.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn end_without_acknowledgement(&self, timeout: Duration) -> io::Result<()> {
+        let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        Ok(sockopt::set_tcp_user_timeout(&*self.stream, timeout_ms)?)
+    }
+
     /// Tells an end that has not proved that it has the key.
     pub fn refuse_key(&mut self) {
         let _ = (&*self.stream).write_all(&WRONG_KEY.to_le_bytes());

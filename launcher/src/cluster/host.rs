@@ -25,10 +25,11 @@ use super::job_network::JobNetwork;
 use super::links::{Joining, Link};
 use super::messages::{End, Join, Message, Restart, StopHow, Welcome};
 use super::options::OnNodeLoss;
+use super::rejoin::Rejoin;
 use super::sockets::{self, LauncherConnections};
 use super::spares::Spares;
 use super::stored_log::StoredLog;
-use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT};
+use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT, NODE_FIRST_RETRY_INTERVAL};
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN, bad_input};
 use anyhow::{Context, Result, anyhow};
 use ckpt_cluster::{
@@ -95,6 +96,10 @@ pub(super) enum Input {
     Resume,
     /// Node 0 does not restart it.
     GiveUp(End),
+    /// Another node cannot be reached in the network of the job.
+    Unreachable {
+        why: String,
+    },
     /// This launcher cannot go on.
     Fail {
         why: String,
@@ -144,7 +149,16 @@ pub struct Cluster {
     thread: JoinHandle<()>,
     network: Option<JobNetwork>,
     launchers: LauncherConnections,
-    rejoins: Arc<AtomicBool>,
+    aftermath: Arc<Aftermath>,
+}
+
+/// What is left of a session.
+#[derive(Debug, Default)]
+struct Aftermath {
+    /// The launchers start again.
+    rejoins: AtomicBool,
+    /// The run has begun on all nodes.
+    has_begun: AtomicBool,
 }
 
 /// What the thread works with.
@@ -180,11 +194,11 @@ impl Cluster {
         let (me, nodes, launchers) = (parts.me, parts.settings.nodes, parts.launchers);
         let host = Host::new(parts, inputs.clone(), to_supervisor)
             .context("cannot start the thread for the log of the job's nodes")?;
-        let rejoins = Arc::clone(&host.rejoins);
+        let aftermath = Arc::clone(&host.aftermath);
         let run = move || host.run(&inbox);
         let thread = std::thread::Builder::new().name("nodes".to_owned()).spawn(run);
         let thread = thread.context("cannot start the thread for the other nodes")?;
-        Ok(Self { me, nodes, welcome, inputs, notices, thread, network: None, launchers, rejoins })
+        Ok(Self { me, nodes, welcome, inputs, notices, thread, network: None, launchers, aftermath })
     }
 
     /// With the network of the job, which is made by a function that is told whether the job has ended meanwhile. If there is
@@ -197,14 +211,26 @@ impl Cluster {
             Ok(network) => return Ok(Self { network, ..self }),
             Err(error) => error,
         };
+        if !self.thread.is_finished() && !error.is::<BadInput>() {
+            // A node that cannot be reached is lost.
+            self.input(Input::Unreachable { why: format!("{error:#}") });
+            while !self.thread.is_finished() {
+                std::thread::sleep(NODE_FIRST_RETRY_INTERVAL);
+            }
+        }
+        if let Some(rejoin) = self.rejoin() {
+            tracing::warn!(
+                "the job has ended on all nodes: {error:#}. It is resumed when all nodes are there"
+            );
+            return Err(rejoin.into());
+        }
         if self.thread.is_finished()
             && let Some(End { why, code, .. }) = told_end(&self.notices)
         {
             let told = anyhow!("the job has ended on all nodes: {why}");
             return Err(if code == EXIT_BAD_INPUT { bad_input(told) } else { told });
         }
-        let code = if error.is::<BadInput>() { EXIT_BAD_INPUT } else { EXIT_OWN };
-        self.fail(format!("{error:#}"), code);
+        self.fail(format!("{error:#}"), EXIT_BAD_INPUT);
         Err(error)
     }
 
@@ -293,10 +319,12 @@ impl Cluster {
         told_end(&notices).map_or(code, |end| end.code)
     }
 
-    /// Whether the job has ended on all nodes so that the launchers that are left start again.
+    /// How this launcher starts again, if the job has ended on all nodes so that the launchers that are left do.
     #[must_use]
-    pub fn rejoins(&self) -> bool {
-        self.rejoins.load(Ordering::SeqCst)
+    pub fn rejoin(&self) -> Option<Rejoin> {
+        let Aftermath { rejoins, has_begun } = &*self.aftermath;
+        let (rank, has_begun) = (self.me.rank, has_begun.load(Ordering::SeqCst));
+        rejoins.load(Ordering::SeqCst).then_some(Rejoin { rank, has_begun })
     }
 
     /// Waits until all that has to be sent is sent. Only after Complete, End or a failure.
@@ -348,8 +376,8 @@ struct Host {
     admitted: u64,
     own: Join,
     on_loss: OnNodeLoss,
-    /// See [`Cluster::rejoins`].
-    rejoins: Arc<AtomicBool>,
+    /// See [`Cluster::rejoin`].
+    aftermath: Arc<Aftermath>,
 }
 
 impl Host {
@@ -390,7 +418,7 @@ impl Host {
             admitted: 0,
             own,
             on_loss,
-            rejoins: Arc::default(),
+            aftermath: Arc::default(),
         })
     }
 
@@ -458,7 +486,7 @@ impl Host {
     }
 
     fn tick(&mut self) {
-        self.spares.show();
+        self.spares.show(true);
         if self.now() >= self.peer.next_tick() {
             self.peer.tick(self.now());
         }
@@ -501,6 +529,12 @@ impl Host {
             Input::Restarting(restart) => self.announce(restart),
             Input::Resume => self.resume(),
             Input::GiveUp(end) => self.end(end),
+            Input::Unreachable { why } => {
+                let why = format!("node {}: {why}", self.me.rank);
+                let end = End::failure(why, EXIT_OWN);
+                // The coordinator decides.
+                self.tell_coordinator(Message::End(End { is_to_rejoin: true, ..end }));
+            }
             Input::Fail { why, code } => {
                 let end = End::failure(format!("node {}: {why}", self.me.rank), code);
                 if self.is_coordinator() {
@@ -558,11 +592,12 @@ impl Host {
                 let _ = self.notices.send(Notice::Complete);
                 self.is_over = true;
             }
+            Message::End(end) if end.is_to_rejoin && self.is_coordinator() => self.end_after_loss(end.why),
             Message::End(end) => self.end(end),
             Message::Join(_)
             | Message::Welcome(_)
             | Message::Refused { .. }
-            | Message::Spare
+            | Message::Spare { .. }
             | Message::Take { .. } => {
                 tracing::debug!("node {rank} sends a message that belongs to the beginning");
             }
@@ -612,7 +647,7 @@ impl Host {
         }
         self.is_over = true;
         self.close_gate(&end.why);
-        self.rejoins.store(end.is_to_rejoin, Ordering::SeqCst);
+        self.aftermath.rejoins.store(end.is_to_rejoin, Ordering::SeqCst);
         let told = Message::End(end.clone());
         self.tell_all(&told);
         self.spares.tell(&told);
@@ -702,6 +737,9 @@ impl Host {
 
     /// Orders a step of the attempt in progress here. If that has failed meanwhile, nobody performs it.
     fn pass_on(&mut self, attempt: AttemptId, step: Step) {
+        if step == Step::Prove {
+            self.aftermath.has_begun.store(true, Ordering::SeqCst);
+        }
         let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) else { return };
         if let Some(GateEnd::Aborted(reason) | GateEnd::Unknown(reason)) = gate.order(step) {
             let outcome = Outcome::Failed { reason, blame: Blame::Node };
@@ -807,7 +845,7 @@ impl Host {
         let code = if blame == Blame::Input { EXIT_BAD_INPUT } else { EXIT_OWN };
         let end = End::failure(format!("the job cannot be resumed{at}: {why}"), code);
         match reason {
-            Reason::Lost { .. } => self.end(end),
+            Reason::Lost { .. } => self.end_after_loss(end.why),
             _ => self.over(rank, end),
         }
     }
@@ -853,7 +891,7 @@ mod tests {
             addresses: BTreeSet::new(),
             launchers: LauncherConnections { port: 1, coordinator: None },
             spares: Spares::default(),
-            own: Join::of_machine(rank, 2, None),
+            own: Join::of_machine("job", rank, 2, None),
             on_loss: OnNodeLoss::Auto,
         };
         (Host::new(parts, inputs, to_supervisor).unwrap(), inbox, notices)
@@ -943,7 +981,7 @@ mod tests {
                 thread,
                 network: None,
                 launchers,
-                rejoins: Arc::default(),
+                aftermath: Arc::default(),
             };
             cluster.fail("a disk is full".to_owned(), EXIT_OWN)
         };

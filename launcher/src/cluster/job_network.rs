@@ -420,7 +420,7 @@ mod tests {
     use super::*;
 
     fn join(rank: u32, hostname: &str) -> Join {
-        Join { hostname: hostname.into(), engine_name: None, ..Join::of_machine(rank, 2, None) }
+        Join { hostname: hostname.into(), engine_name: None, ..Join::of_machine("job", rank, 2, None) }
     }
 
     fn coordinator(host: &str) -> Coordinator {

@@ -1,5 +1,6 @@
 //! The beginning: node 0 listens, the others connect, and nothing is begun before all are there.
 
+use super::NODE;
 use super::connection::{self, ClusterKey, ConnectionError, Receiver, Sender, Side};
 use super::diag;
 use super::host::{Cluster, HostParts, Input};
@@ -7,13 +8,15 @@ use super::job_network::{self, JobNetwork};
 use super::links::{self, Joining, Link};
 use super::messages::{End, HeldPart, Join, Message, Welcome};
 use super::options::{Coordinator, OnNodeLoss};
+use super::rejoin::Rejoin;
 use super::sockets::LauncherConnections;
 use super::spares::{self, Spares};
 use super::stored_log::StoredLog;
 use crate::job::journal::Journal;
 use crate::sys::deadline::{
     NODE_BEAT_INTERVAL, NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL,
-    NODE_SEARCH_TIMEOUT, NODE_WAIT_RECORD, NODE_WAIT_REPORT, SPARE_REJOIN_PATIENCE, SPARE_START_PATIENCE,
+    NODE_SEARCH_TIMEOUT, NODE_WAIT_RECORD, NODE_WAIT_REPORT, SPARE_REJOIN_PATIENCE, SPARE_SLOW_PATIENCE,
+    SPARE_START_PATIENCE,
 };
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN, bad_input};
 use crate::sys::host;
@@ -59,10 +62,16 @@ pub struct Member {
     pub network_range: Option<Ipv4Net>,
     /// What the launchers do that are left when one is lost.
     pub on_loss: OnNodeLoss,
-    /// The rank of the spare that takes the place of this node.
-    pub spare: Option<u32>,
+    /// Whether it was started as another node, or as a spare.
+    pub is_moved: bool,
+    /// Its number as a spare.
+    pub spare: u32,
     /// Whether this launcher was there before another one was lost.
     pub rejoins: bool,
+    /// Whether the run had begun then.
+    pub has_begun: bool,
+    /// How long it waits for the others then; `None` if there is no limit.
+    pub limit: Option<Duration>,
 }
 
 /// See [`Member::wanted`].
@@ -115,8 +124,9 @@ impl Member {
             wanted: self.wanted.as_ref().map(|wanted| wanted.text.clone()),
             parts: self.parts.clone(),
             other_node: self.other_node,
-            is_spare: self.spare.is_some(),
-            ..Join::of_machine(self.rank, self.settings.nodes, self.network_range)
+            is_moved: self.is_moved,
+            rejoins: self.rejoins && self.has_begun,
+            ..Join::of_machine(name_of(&self.job), self.rank, self.settings.nodes, self.network_range)
         }
     }
 }
@@ -124,8 +134,9 @@ impl Member {
 impl Join {
     /// What is known without a store.
     #[must_use]
-    pub fn of_machine(rank: u32, nodes: u32, network_range: Option<Ipv4Net>) -> Self {
+    pub fn of_machine(job: &str, rank: u32, nodes: u32, network_range: Option<Ipv4Net>) -> Self {
         Self {
+            job: job.to_owned(),
             rank,
             nodes,
             incarnation: incarnation(),
@@ -138,13 +149,20 @@ impl Join {
             wanted: None,
             parts: Vec::new(),
             other_node: None,
-            is_spare: false,
+            is_moved: false,
+            rejoins: false,
         }
     }
 }
 
 fn addresses(host: &str, port: u16) -> std::io::Result<Vec<SocketAddr>> {
     Ok((host, port).to_socket_addrs()?.collect())
+}
+
+/// The name of the job of which this is a part.
+fn name_of(part: &JobDir) -> &str {
+    let key = part.key().as_str();
+    key.rsplit_once(NODE).map_or(key, |(job, _)| job)
 }
 
 /// Where node 0 can listen on its machine; of other machines' addresses the kernel says that they are not its own.
@@ -180,14 +198,10 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
         .map_err(|error| cannot_listen(at, error))?;
     let own = member.join();
     let patience = spare_patience(&member);
-    let has_joined = Arc::new(AtomicBool::new(false));
-    if let Some(spare) = member.spare {
-        let join = Join::of_machine(spare, member.settings.nodes, member.network_range);
-        spares::give_way(at.clone(), member.key.clone(), join, Arc::clone(&has_joined))
-            .context("cannot start a thread")?;
-    }
-    let (joined, spares) = await_all(&own, at, (&inputs, &inbox), waits, patience);
+    let has_joined = give_way(&member)?;
+    let awaited = await_all(&own, at, (&inputs, &inbox), waits, (patience, member.limit));
     has_joined.store(true, Ordering::SeqCst);
+    let (joined, spares) = awaited?;
     let (Chosen { welcome, excluded, usable }, log) = match open_log(&member, &own, &joined) {
         Ok(opened) => opened,
         Err(error) => {
@@ -233,15 +247,29 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
     cluster.with_network(|welcome, is_over| job_network((&member.coordinator, &own), welcome, local, is_over))
 }
 
+/// Looks for another node 0 until all have joined, which the flag says.
+fn give_way(member: &Member) -> Result<Arc<AtomicBool>> {
+    let (at, has_joined) = (&member.coordinator, Arc::new(AtomicBool::new(false)));
+    if at.may_move() {
+        let job = name_of(&member.job);
+        let join = Join::of_machine(job, member.spare, member.settings.nodes, member.network_range);
+        spares::give_way(at.clone(), member.key.clone(), join, Arc::clone(&has_joined))
+            .context("cannot start a thread")?;
+    }
+    Ok(has_joined)
+}
+
 fn exit_code_of(error: &anyhow::Error) -> i32 {
     if error.is::<BadInput>() { EXIT_BAD_INPUT } else { EXIT_OWN }
 }
 
 /// Whether the job of node 0 has snapshots to resume.
-#[must_use]
-pub fn has_snapshots(job: &JobDir) -> bool {
-    let newest = StoredLog::newest(job).ok().flatten();
-    newest.is_some_and(|log| log.content().snapshots().next().is_some() && !log.is_complete())
+///
+/// # Errors
+/// When the store cannot be read.
+pub fn has_snapshots(job: &JobDir) -> std::io::Result<bool> {
+    let newest = StoredLog::newest(job)?;
+    Ok(newest.is_some_and(|log| log.content().snapshots().next().is_some() && !log.is_complete()))
 }
 
 /// How long a node may be missing when all others are there, before a spare takes its place; `None` if none can, since there is
@@ -249,19 +277,23 @@ pub fn has_snapshots(job: &JobDir) -> bool {
 fn spare_patience(member: &Member) -> Option<Duration> {
     let patience = if member.rejoins { SPARE_REJOIN_PATIENCE } else { SPARE_START_PATIENCE };
     // An error is reported when all are there.
-    (!member.is_anew && (member.wanted.is_some() || has_snapshots(&member.job))).then_some(patience)
+    let has_snapshots = || has_snapshots(&member.job).unwrap_or(true);
+    (!member.is_anew && (member.wanted.is_some() || has_snapshots())).then_some(patience)
 }
 
 /// The log, and what it says to the nodes that have joined.
 fn open_log(member: &Member, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<(Chosen, StoredLog)> {
     let job = &member.job;
-    let newest = if member.wanted.is_some() { StoredLog::newest(job).transpose() } else { None };
+    // The others have begun what node 0 is told to begin.
+    let begins = !joined.values().any(|one| one.join.rejoins);
+    let wanted = member.wanted.as_ref().filter(|_| begins);
+    let newest = if wanted.is_some() { StoredLog::newest(job).transpose() } else { None };
     let log = match newest {
         Some(newest) => newest.map(StoredLog::reopened),
-        None => StoredLog::open(job, member.is_anew),
+        None => StoredLog::open(job, member.is_anew && begins),
     };
     let log = log.context("the log of the job's nodes cannot be opened")?;
-    Ok((welcome(member, &log, own, joined)?, log))
+    Ok((welcome((member, wanted), &log, own, joined)?, log))
 }
 
 /// Waits until all other nodes have joined, or spares in their places. Also returns the spares that are left.
@@ -270,26 +302,33 @@ fn await_all(
     at: &Coordinator,
     (inputs, inbox): (&crossbeam_channel::Sender<Input>, &crossbeam_channel::Receiver<Input>),
     mut waits: Waits<'_>,
-    patience: Option<Duration>,
-) -> (BTreeMap<u32, Joined>, Spares) {
+    (patience, limit): (Option<Duration>, Option<Duration>),
+) -> Result<(BTreeMap<u32, Joined>, Spares)> {
     let (mut joined, mut spares) = (BTreeMap::new(), Spares::default());
     let (mut number, mut report) = (0, Instant::now() + NODE_WAIT_REPORT);
     // When a node has come or gone.
     let mut changed = Instant::now();
+    let end = limit.map(|limit| changed + limit);
     while joined.len() + 1 < own.nodes as usize {
-        let given_at = patience.filter(|_| !spares.is_empty()).map(|patience| changed + patience);
-        spares.show();
+        if end.is_some_and(|end| end <= Instant::now()) {
+            return give_up(own.nodes, (joined, spares), at);
+        }
+        // Nodes that are left may need some time to end their parts. They are not to lose their places.
+        let is_enough = spares.number() + joined.len() + 1 >= own.nodes as usize;
+        let patience =
+            patience.map(|patience| if is_enough { patience } else { SPARE_SLOW_PATIENCE.max(patience) });
+        let given_at = patience.filter(|_| spares.number() > 0).map(|patience| changed + patience);
+        spares.show(false);
         let next = given_at.map_or(report, |given_at| given_at.min(report));
         match inbox.recv_deadline(next.min(Instant::now() + NODE_BEAT_INTERVAL)).ok() {
             Some(Input::Joining(joining)) => {
                 number += 1;
-                match mismatch(own, &joining.join) {
+                let join = &joining.join;
+                match mismatch(own, join).or_else(|| other_resume(own, join)) {
                     Some(why) => refuse(*joining, why),
-                    None if joining.join.rank >= own.nodes => spares.add(*joining, number, inputs),
-                    None => {
-                        admit(*joining, number, &mut joined, inputs);
-                        changed = Instant::now();
-                    }
+                    None if is_spare(own, join, &joined) => spares.add(*joining, (number, false), inputs),
+                    None if admit(*joining, number, &mut joined, inputs) => changed = Instant::now(),
+                    None => {}
                 }
             }
             Some(Input::Lost { rank, number, .. }) => {
@@ -310,7 +349,21 @@ fn await_all(
             }
         }
     }
-    (joined, spares)
+    Ok((joined, spares))
+}
+
+/// Nobody takes the place of a node that is lost: whoever has started the launchers is to start them again.
+fn give_up<T>(nodes: u32, (joined, spares): (BTreeMap<u32, Joined>, Spares), at: &Coordinator) -> Result<T> {
+    let why =
+        format!("no spare has taken the place of a node that was lost: {}", missing(nodes, &joined, at));
+    let end = Message::End(End::failure(why.clone(), EXIT_OWN));
+    for Joined { link, .. } in joined.into_values() {
+        link.send(Message::Refused { why: why.clone(), is_transient: false });
+        link.finish();
+    }
+    spares.tell(&end);
+    spares.finish();
+    bail!(why)
 }
 
 /// A node that has joined.
@@ -362,9 +415,14 @@ struct Chosen {
     usable: usize,
 }
 
-fn welcome(member: &Member, log: &StoredLog, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<Chosen> {
+fn welcome(
+    (member, wanted): (&Member, Option<&Wanted>),
+    log: &StoredLog,
+    own: &Join,
+    joined: &BTreeMap<u32, Joined>,
+) -> Result<Chosen> {
     let all: Vec<_> = std::iter::once(own).chain(joined.values().map(|one| &one.join)).collect();
-    let mut chosen = match &member.wanted {
+    let mut chosen = match wanted {
         Some(Wanted { part: Err(why), .. }) => bail!(bad_input(anyhow!("{why}"))),
         Some(Wanted { text, part: Ok(part) }) => only(log, &all, (text, part))?,
         None => to_resume(log, &all, member.has_to_resume)?,
@@ -400,6 +458,12 @@ fn missing(nodes: u32, joined: &BTreeMap<u32, Joined>, at: &Coordinator) -> Stri
     format!("waiting for the launchers of node {} at {at}", missing.join(", "))
 }
 
+/// Whether a launcher that joins is a spare, or becomes one: another launcher has its rank, and any machine can take any node.
+fn is_spare(own: &Join, join: &Join, joined: &BTreeMap<u32, Joined>) -> bool {
+    let is_taken = |one: &Joined| own.network_range.is_some() && one.join.incarnation > join.incarnation;
+    join.rank >= own.nodes || joined.get(&join.rank).is_some_and(is_taken)
+}
+
 /// Refuses a node, or a spare.
 pub(super) fn refuse(joining: Joining, why: String) {
     let Joining { join, connection: (mut sender, _), .. } = joining;
@@ -408,26 +472,31 @@ pub(super) fn refuse(joining: Joining, why: String) {
     sender.close();
 }
 
-/// Takes a node in, unless another launcher has its rank.
+/// Takes a node in, unless another launcher has its rank. Whether it was taken in.
 fn admit(
     joining: Joining,
     number: u64,
     joined: &mut BTreeMap<u32, Joined>,
     inputs: &crossbeam_channel::Sender<Input>,
-) {
+) -> bool {
     let Joining { join, connection: (mut sender, receiver), machines } = joining;
     let rank = join.rank;
     if joined.get(&rank).is_some_and(|known| known.join.incarnation >= join.incarnation) {
         let why = format!("another launcher has node rank {rank}");
         tracing::warn!("a launcher on {} is refused: {why}", join.hostname);
         let _ = sender.send(&Message::Refused { why, is_transient: true });
-        return sender.close();
+        sender.close();
+        return false;
     }
     tracing::debug!("node {rank} on {} has joined", join.hostname);
     match Link::start(rank, number, (sender, receiver), inputs) {
         Ok(link) => drop(joined.insert(rank, Joined { join, link, machines })),
-        Err(error) => tracing::warn!("node {rank} cannot be served: {error}"),
+        Err(error) => {
+            tracing::warn!("node {rank} cannot be served: {error}");
+            return false;
+        }
     }
+    true
 }
 
 /// Why a node, or a spare, cannot join.
@@ -441,13 +510,23 @@ pub(super) fn mismatch(own: &Join, join: &Join) -> Option<String> {
     if join.ckpt_run != own.ckpt_run {
         return Some(format!("it is ckpt-run {} and node 0 ckpt-run {}", join.ckpt_run, own.ckpt_run));
     }
+    if join.rank >= own.nodes && join.job != own.job {
+        return Some(format!(
+            "it would have the job {} and node 0 has {}: start all nodes and spares with the same --job",
+            join.job, own.job
+        ));
+    }
     if join.network_range != own.network_range {
         return Some("--network or --network-range differs from that of node 0".to_owned());
     }
-    // Those of a spare, and of launchers that start again, do not count.
-    let counts = |join: &Join| !join.is_spare && join.rank < own.nodes;
-    let differs = counts(join) && (join.is_anew != own.is_anew || join.wanted != own.wanted);
-    differs.then(|| "--resume differs from that of node 0".to_owned())
+    None
+}
+
+/// Why a node that was told to begin elsewhere than node 0 cannot join. Spares, and launchers that start again, begin nowhere.
+fn other_resume(own: &Join, join: &Join) -> Option<String> {
+    let counts = join.rank < own.nodes && ![own, join].iter().any(|join| join.is_moved || join.rejoins);
+    let differs = join.is_anew != own.is_anew || join.wanted != own.wanted;
+    (counts && differs).then(|| "--resume differs from that of node 0".to_owned())
 }
 
 /// See [`choose`]. With `--resume required`, no snapshot is an error.
@@ -459,9 +538,9 @@ fn to_resume(log: &StoredLog, all: &[&Join], is_required: bool) -> Result<Chosen
             "the store of node 0 has snapshots of node {other} of this job, and none of node 0: give each node the number and the store that it had, or start from the beginning with --resume never on all nodes"
         )));
     }
-    if let (0, Some(join)) = (chosen.usable, all.iter().find(|join| join.is_spare)) {
+    if let (0, Some(join)) = (chosen.usable, all.iter().find(|join| join.is_moved)) {
         bail!(bad_input(anyhow!(
-            "a spare on {} is in the place of node {}, and the job has no snapshot of all nodes to resume: start it again without the spare, since the command of a spare need not be that of the node",
+            "a launcher on {} that was started as another node, or as a spare, is in the place of node {}, and the job has no snapshot of all nodes to resume: start all nodes again, since each has to begin with its own command",
             join.hostname,
             join.rank
         )));
@@ -574,40 +653,10 @@ const FIRST: &str = "000001-";
 fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
     let (at, join) = (&member.coordinator, member.join());
     let (mut report, mut pause) = (Some(Instant::now() + NODE_WAIT_REPORT), NODE_FIRST_RETRY_INTERVAL);
+    let end = member.limit.map(|limit| Instant::now() + limit);
     loop {
         let why = match try_connect(&member, &join, &mut waits) {
-            Ok(Admitted { connection, mut welcome, machines: [coordinator, local] }) => {
-                if let Some(plan) = &mut welcome.network {
-                    plan.machines.push((0, coordinator));
-                }
-                let (inputs, inbox) = unbounded();
-                let link = Link::start(0, 0, connection, &inputs).context("cannot start a thread")?;
-                let me = NodeId { rank: member.rank, incarnation: join.incarnation };
-                let links = BTreeMap::from([(0, link)]);
-                let (settings, grace, ports) = (member.settings, member.grace, member.ports.clone());
-                let (log, excluded, usable, addresses) = (None, Vec::new(), 0, BTreeSet::new());
-                let (spares, own, on_loss) = (Spares::default(), join.clone(), member.on_loss);
-                let launchers = LauncherConnections { port: at.port, coordinator: Some(coordinator) };
-                let parts = HostParts {
-                    me,
-                    settings,
-                    links,
-                    log,
-                    excluded,
-                    usable,
-                    grace,
-                    ports,
-                    addresses,
-                    launchers,
-                    spares,
-                    own,
-                    on_loss,
-                };
-                let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
-                return cluster.with_network(|welcome, is_over| {
-                    job_network((at, &join), welcome, Some(local), is_over)
-                });
-            }
+            Ok(admitted) => return joined(&member, join, admitted),
             Err(Refusal::Final(why)) => {
                 bail!(bad_input(anyhow!(
                     "node 0 at {at} does not take this node (node rank {}): {why}",
@@ -615,7 +664,14 @@ fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
                 )))
             }
             Err(Refusal::Transient(why)) => why,
+            Err(Refusal::Taken) => {
+                tracing::warn!("another launcher has the place of node {}: this one is a spare", member.rank);
+                return Err(Rejoin::begun(member.spare).into());
+            }
         };
+        if end.is_some_and(|end| end <= Instant::now()) {
+            bail!("no launcher of node 0 has come since it was lost: {why}");
+        }
         tracing::debug!("no connection to node 0 at {at}: {why}");
         if report.is_some_and(|report| Instant::now() >= report) {
             waits.say(format!("waiting for the launcher of node 0 at {at}: {why}"));
@@ -626,10 +682,41 @@ fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
     }
 }
 
+/// Node 0 has taken this node in.
+fn joined(member: &Member, join: Join, admitted: Admitted) -> Result<Cluster> {
+    let Admitted { connection, mut welcome, machines: [coordinator, local] } = admitted;
+    if let Some(plan) = &mut welcome.network {
+        plan.machines.push((0, coordinator));
+    }
+    let (inputs, inbox) = unbounded();
+    let link = Link::start(0, 0, connection, &inputs).context("cannot start a thread")?;
+    let parts = HostParts {
+        me: NodeId { rank: member.rank, incarnation: join.incarnation },
+        settings: member.settings,
+        links: BTreeMap::from([(0, link)]),
+        log: None,
+        excluded: Vec::new(),
+        usable: 0,
+        grace: member.grace,
+        ports: member.ports.clone(),
+        addresses: BTreeSet::new(),
+        launchers: LauncherConnections { port: member.coordinator.port, coordinator: Some(coordinator) },
+        spares: Spares::default(),
+        own: join.clone(),
+        on_loss: member.on_loss,
+    };
+    let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
+    cluster.with_network(|welcome, is_over| {
+        job_network((&member.coordinator, &join), welcome, Some(local), is_over)
+    })
+}
+
 /// Why node 0 does not take a node in.
 pub(super) enum Refusal {
     Final(String),
     Transient(String),
+    /// Another launcher has its rank: it is a spare.
+    Taken,
 }
 
 impl<T: Into<ConnectionError>> From<T> for Refusal {
@@ -647,9 +734,20 @@ struct Admitted {
     machines: [IpAddr; 2],
 }
 
-/// A connection to the first address of node 0 that answers. A machine that is lost does not.
-pub(super) fn connect_to(at: &Coordinator) -> std::io::Result<TcpStream> {
+/// An authenticated connection to node 0, and the addresses of its machine and of this one.
+pub(super) struct Reached {
+    pub(super) connection: (Sender, Receiver),
+    machines: [IpAddr; 2],
+}
+
+/// Connects to the first host of node 0 that answers. A machine that is lost does not; nor does a launcher that stands still,
+/// whose kernel accepts connections.
+pub(super) fn connect_to(at: &Coordinator, key: &ClusterKey) -> Result<Reached, ConnectionError> {
     let timeout = if at.may_move() { NODE_SEARCH_TIMEOUT } else { NODE_CONNECTION_TIMEOUT };
+    let open = |stream: TcpStream| {
+        let machines = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
+        Ok(Reached { connection: connection::open(stream, key, Side::Node, timeout)?, machines })
+    };
     let mut failure = None;
     for host in &at.hosts {
         let stream = addresses(host, at.port).and_then(|addresses| {
@@ -662,29 +760,33 @@ pub(super) fn connect_to(at: &Coordinator) -> std::io::Result<TcpStream> {
             }
             stream
         });
-        match stream {
-            Ok(stream) => return Ok(stream),
+        match stream.map_err(ConnectionError::from).and_then(open) {
+            Ok(reached) => return Ok(reached),
+            Err(error) if error.is_final() => return Err(error),
             Err(error) => failure = failure.or(Some(error)),
         }
     }
-    Err(failure.unwrap_or_else(|| std::io::Error::other("there is no host")))
+    Err(failure.unwrap_or_else(|| std::io::Error::other("there is no host").into()))
 }
 
-/// Connections to the other machines at which node 0 may be.
-pub(super) fn others(at: &Coordinator) -> impl Iterator<Item = TcpStream> {
-    let found = at.hosts.iter().filter_map(|host| addresses(host, at.port).ok()).flatten();
-    let streams = found.filter_map(|address| TcpStream::connect_timeout(&address, NODE_SEARCH_TIMEOUT).ok());
-    streams.filter(|stream| match (stream.local_addr(), stream.peer_addr()) {
-        (Ok(local), Ok(peer)) => local.ip() != peer.ip(),
-        _ => false,
-    })
+/// Connections to the other machines at which node 0 may be, and whether nodes look for it there before they look here.
+pub(super) fn others(at: &Coordinator) -> Vec<(bool, TcpStream)> {
+    let own = diag::addresses().unwrap_or_default();
+    let (mut streams, mut is_first) = (Vec::new(), true);
+    for address in at.hosts.iter().filter_map(|host| addresses(host, at.port).ok()).flatten() {
+        let ip = address.ip().to_canonical();
+        if ip.is_loopback() || own.contains(&ip) {
+            is_first = false;
+        } else if let Ok(stream) = TcpStream::connect_timeout(&address, NODE_SEARCH_TIMEOUT) {
+            streams.push((is_first, stream));
+        }
+    }
+    streams
 }
 
 fn try_connect(member: &Member, join: &Join, waits: &mut Waits<'_>) -> Result<Admitted, Refusal> {
-    let stream = connect_to(&member.coordinator)?;
-    let machines = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
-    let (mut sender, mut receiver) =
-        connection::open(stream, &member.key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
+    let Reached { connection: (mut sender, mut receiver), machines } =
+        connect_to(&member.coordinator, &member.key)?;
     sender.send(&Message::Join(join.clone()))?;
     // The other nodes may come much later.
     if !receiver.is_ready(NODE_WAIT_REPORT)? {
@@ -698,6 +800,7 @@ fn try_connect(member: &Member, join: &Join, waits: &mut Waits<'_>) -> Result<Ad
         Message::Welcome(welcome) => Ok(Admitted { connection: (sender, receiver), welcome, machines }),
         Message::Refused { why, is_transient: false } => Err(Refusal::Final(why)),
         Message::Refused { why, .. } => Err(Refusal::Transient(why)),
+        Message::Spare { .. } => Err(Refusal::Taken),
         _ => Err(Refusal::Transient("it answers something else".to_owned())),
     }
 }
@@ -735,7 +838,9 @@ mod tests {
             wanted: None,
             parts: parts.iter().map(part).collect(),
             other_node: None,
-            is_spare: false,
+            is_moved: false,
+            rejoins: false,
+            job: "job".into(),
         }
     }
 
@@ -857,11 +962,18 @@ mod tests {
         let why = |join: Join| mismatch(&own, &join).unwrap();
         assert!(why(Join { nodes: 3, ..node(1, &[]) }).contains("--nodes 3 and node 0 --nodes 2"));
         assert!(why(node(0, &[])).contains("another launcher is node 0"));
-        assert_eq!(mismatch(&own, &Join { is_anew: true, ..node(2, &[]) }), None, "a spare");
         let range = Some("10.9.0.0/16".parse().unwrap());
         assert!(why(Join { network_range: range, ..node(1, &[]) }).contains("--network"));
-        assert!(why(Join { wanted: Some("2".into()), ..node(1, &[]) }).contains("--resume"));
-        assert!(why(Join { is_anew: true, ..node(1, &[]) }).contains("--resume"));
+        for join in
+            [Join { wanted: Some("2".into()), ..node(1, &[]) }, Join { is_anew: true, ..node(1, &[]) }]
+        {
+            assert!(other_resume(&own, &join).unwrap().contains("--resume"));
+            let spare = Join { rank: 2, ..join.clone() };
+            assert_eq!((other_resume(&own, &spare), mismatch(&own, &spare)), (None, None));
+            let other = Join { job: "other".into(), ..spare.clone() };
+            assert!(mismatch(&own, &other).unwrap().contains("the same --job"));
+            assert_eq!(other_resume(&Join { rejoins: true, ..own.clone() }, &join), None, "it has begun");
+        }
         assert!(why(Join { ckpt_run: "2".into(), ..node(1, &[]) }).contains("ckpt-run 2"));
     }
 }

@@ -37,8 +37,12 @@ pub struct Join {
     pub parts: Vec<HeldPart>,
     /// Another node of the job of which its store has parts, if it has none of this node.
     pub other_node: Option<u32>,
-    /// A spare has taken the place of this node. Its command may be meant for another one.
-    pub is_spare: bool,
+    /// It was started as another node, or as a spare: its command may be meant for that.
+    pub is_moved: bool,
+    /// It was there before another launcher was lost, when the run had begun.
+    pub rejoins: bool,
+    /// The name of the job, without the node.
+    pub job: String,
 }
 
 /// A part in the store of a node.
@@ -140,8 +144,11 @@ pub enum Message {
         /// Whether it may try again.
         is_transient: bool,
     },
-    /// From the coordinator, to a spare: it waits for it.
-    Spare,
+    /// From the coordinator, again and again: this launcher is a spare. Also if another one has its rank.
+    Spare {
+        /// Whether the job runs.
+        is_running: bool,
+    },
     /// From the coordinator, to a spare: it takes the place of a node that is not there.
     Take {
         /// The rank of that node.

@@ -38,7 +38,7 @@ pub use messages::{End, HeldPart, Join, Restart, StopHow};
 pub use options::{Coordinator, NodeOptions, OnNodeLoss};
 pub use packet_rule::PacketRule;
 pub use rejoin::Rejoin;
-pub use spares::{Place, Waiting, await_place};
+pub use spares::{Patience, Waiting, await_place};
 pub use stored_log::GlobalManifests;
 
 /// Between the name of a job and the number of a node, in the name of its part.

@@ -156,10 +156,14 @@ pub struct NodeOptions {
     pub engine: Option<&'static str>,
     /// What the launchers do that are left when one is lost.
     pub on_loss: OnNodeLoss,
-    /// The rank with which it was started, as a spare that takes the place of the node of `rank`.
-    pub spare: Option<u32>,
+    /// Whether it was started as another node than that of `rank`, or as a spare.
+    pub is_moved: bool,
+    /// Its number as a spare.
+    pub spare: u32,
     /// This launcher starts again as the node of this rank, see [`super::Rejoin`].
     pub rejoins_as: Option<u32>,
+    /// In a run that had begun then.
+    pub has_begun: bool,
 }
 
 /// What the launchers do that are left when one is lost, with its machine or without.

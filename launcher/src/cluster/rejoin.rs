@@ -7,27 +7,37 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// The first argument of such a start; the node rank follows.
+/// The first argument of such a start; the node rank follows, and whether the run has begun.
 const ARGUMENT: &str = "__rejoin";
+const BEGUN: &str = "begun";
+const NEW: &str = "new";
 
 /// This launcher is to start again as the node of this rank.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this launcher starts again as node {rank}")]
 pub struct Rejoin {
     /// The node rank.
     pub rank: u32,
+    /// Whether the run that `--resume` asked for has begun, on all nodes.
+    pub has_begun: bool,
 }
 
 impl Rejoin {
+    /// In a run that has begun.
+    #[must_use]
+    pub fn begun(rank: u32) -> Self {
+        Self { rank, has_begun: true }
+    }
+
     /// Takes what [`Self::exec`] has added off the arguments.
     #[must_use]
     pub fn take(arguments: &mut Vec<OsString>) -> Option<Self> {
-        let rank = match arguments.get(1..3)? {
-            [first, rank] if first == ARGUMENT => rank.to_str()?.parse().ok()?,
+        let (rank, has_begun) = match arguments.get(1..4)? {
+            [first, rank, begun] if first == ARGUMENT => (rank.to_str()?.parse().ok()?, begun == BEGUN),
             _ => return None,
         };
-        arguments.drain(1..3);
-        Some(Self { rank })
+        arguments.drain(1..4);
+        Some(Self { rank, has_begun })
     }
 
     /// Starts this program again with the same arguments. Only returns if that is not possible.
@@ -42,7 +52,8 @@ impl Rejoin {
         if !arguments.is_empty() {
             command.arg0(arguments.remove(0));
         }
-        command.arg(ARGUMENT).arg(self.rank.to_string()).args(arguments).exec()
+        let begun = if self.has_begun { BEGUN } else { NEW };
+        command.args([ARGUMENT, &self.rank.to_string(), begun]).args(arguments).exec()
     }
 }
 
@@ -53,10 +64,14 @@ mod tests {
     #[test]
     fn the_arguments_are_those_of_the_first_start() {
         let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
-        let mut again = words("ckpt-run __rejoin 3 --nodes 4 -- true");
-        assert_eq!(Rejoin::take(&mut again).map(|rejoin| rejoin.rank), Some(3));
+        let mut again = words("ckpt-run __rejoin 3 begun --nodes 4 -- true");
+        assert_eq!(Rejoin::take(&mut again), Some(Rejoin::begun(3)));
         assert_eq!(again, words("ckpt-run --nodes 4 -- true"));
-        for other in ["ckpt-run", "ckpt-run __rejoin", "ckpt-run __rejoin x", "ckpt-run run __rejoin 3"] {
+        let anew = Rejoin::take(&mut words("ckpt-run __rejoin 0 new"));
+        assert_eq!(anew, Some(Rejoin { rank: 0, has_begun: false }));
+        for other in
+            ["ckpt-run", "ckpt-run __rejoin 3", "ckpt-run __rejoin x new", "ckpt-run run __rejoin 3 new"]
+        {
             let mut arguments = words(other);
             assert!(Rejoin::take(&mut arguments).is_none() && arguments == words(other), "{other}");
         }

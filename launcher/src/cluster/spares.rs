@@ -23,13 +23,16 @@ use super::options::Coordinator;
 use super::rejoin::Rejoin;
 use crate::sys::deadline::{
     NODE_BEAT_INTERVAL, NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL,
-    NODE_SOUGHT_TIME, NODE_WAIT_REPORT, SPARE_REJOIN_PATIENCE, SPARE_START_PATIENCE, SPARE_TAKES_LIMIT,
+    NODE_SOUGHT_TIME, NODE_WAIT_REPORT, REJOIN_LIMIT, SPARE_ASKS_STORE_INTERVAL, SPARE_REJOIN_PATIENCE,
+    SPARE_SILENCE_TIMEOUT, SPARE_START_PATIENCE, SPARE_TAKES_LIMIT,
 };
 use crate::sys::error::{EXIT_OWN, bad_input};
 use anyhow::{Result, anyhow};
 use crossbeam_channel::{RecvTimeoutError, unbounded};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -38,7 +41,8 @@ use std::time::{Duration, Instant};
 /// The spares that wait at node 0.
 #[derive(Debug, Default)]
 pub(super) struct Spares {
-    waiting: BTreeMap<u32, Link>,
+    /// By their ranks, and the numbers of their connections.
+    waiting: BTreeMap<(u32, u64), Link>,
     /// The nodes whose places were given to spares, which have not joined yet.
     given: BTreeMap<u32, Instant>,
     /// When they were last shown that node 0 is there.
@@ -47,26 +51,38 @@ pub(super) struct Spares {
 
 impl Spares {
     /// Takes a spare in. `number` tells its connection from others.
-    pub(super) fn add(&mut self, joining: Joining, number: u64, inputs: &crossbeam_channel::Sender<Input>) {
+    pub(super) fn add(
+        &mut self,
+        joining: Joining,
+        (number, is_running): (u64, bool),
+        inputs: &crossbeam_channel::Sender<Input>,
+    ) {
         let Joining { join, connection, .. } = joining;
+        if let Err(error) = connection.0.end_without_acknowledgement(SPARE_SILENCE_TIMEOUT) {
+            tracing::debug!("a spare that is silent is found out late: {error}");
+        }
         let link = match Link::start(join.rank, number, connection, inputs) {
             Ok(link) => link,
             Err(error) => return tracing::warn!("the spare {} cannot be served: {error}", join.rank),
         };
-        link.send(Message::Spare);
-        tracing::info!("the spare {} on {} is there", join.rank, join.hostname);
-        self.waiting.insert(join.rank, link);
+        link.send(Message::Spare { is_running });
+        // A node whose rank another launcher has comes again as a spare.
+        if join.rank >= join.nodes {
+            tracing::info!("the spare {} on {} is there", join.rank, join.hostname);
+            self.waiting.insert((join.rank, number), link);
+        } else {
+            link.finish();
+        }
     }
 
     /// A connection is lost. Whether it was that of a spare.
     pub(super) fn lost(&mut self, rank: u32, number: u64) -> bool {
-        let is_it = |link: &Link| link.number == number;
-        self.waiting.get(&rank).is_some_and(is_it) && self.waiting.remove(&rank).is_some()
+        self.waiting.remove(&(rank, number)).is_some()
     }
 
-    /// Whether none waits.
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+    /// How many wait.
+    pub(super) fn number(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Tells all of them.
@@ -75,9 +91,9 @@ impl Spares {
     }
 
     /// Shows them that node 0 is there, if it is time.
-    pub(super) fn show(&mut self) {
+    pub(super) fn show(&mut self, is_running: bool) {
         if self.beat.is_none_or(|beat| beat.elapsed() >= NODE_BEAT_INTERVAL) {
-            self.tell(&Message::Spare);
+            self.tell(&Message::Spare { is_running });
             self.beat = Some(Instant::now());
         }
     }
@@ -88,7 +104,7 @@ impl Spares {
             if self.given.get(&rank).is_some_and(|given| given.elapsed() < SPARE_TAKES_LIMIT) {
                 continue;
             }
-            let Some((spare, link)) = self.waiting.pop_first() else { return };
+            let Some(((spare, _), link)) = self.waiting.pop_first() else { return };
             tracing::warn!("node {rank} is not there: the spare {spare} takes its place");
             link.send(Message::Take { rank });
             link.finish();
@@ -102,14 +118,6 @@ impl Spares {
     }
 }
 
-/// What becomes of a spare.
-pub enum Place {
-    /// It takes the place of this node.
-    Node(u32),
-    /// The job has ended, with this exit code.
-    Over(i32),
-}
-
 /// A spare that waits.
 pub struct Waiting {
     /// Where node 0 listens.
@@ -120,42 +128,58 @@ pub struct Waiting {
     pub join: Join,
     /// Node 0 is lost if it is silent for this long.
     pub timeout: Duration,
-    /// Whether it waits for node 0 also after a loss.
-    pub stays: bool,
+    /// How long it waits for node 0 after a loss.
+    pub patience: Patience,
 }
 
-/// Waits until a node is lost. `may_resume` says whether the job has something to resume: otherwise the place of node 0 is left
-/// empty.
+/// How long a spare waits for node 0 after a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    None,
+    /// For a while: another spare may take its place.
+    Some,
+    /// For ever.
+    Endless,
+}
+
+/// Waits until a node is lost, or the job has ended: returns the exit code then. `may_resume` says whether the job has something
+/// to resume: otherwise the place of node 0 is left empty.
 ///
 /// # Errors
-/// Bad input: another key, another version, other options at node 0.
-pub fn await_place(waiting: &Waiting, may_resume: impl Fn() -> bool + Send + 'static) -> Result<Place> {
-    let Waiting { at, .. } = waiting;
+/// [`Rejoin`] as the node whose place it takes. Bad input: another key, another version, other options at node 0.
+pub fn await_place(waiting: &Waiting, may_resume: impl Fn() -> bool + Send + 'static) -> Result<i32> {
+    let Waiting { at, patience, .. } = waiting;
     let sight = Arc::new(Sight::default());
     if at.may_move()
         && let Err(error) = stand_by(waiting, Arc::clone(&sight), may_resume)
     {
         tracing::info!("this spare cannot take the place of node 0, since it cannot listen at {at}: {error}");
     }
-    let mut pause = NODE_FIRST_RETRY_INTERVAL;
+    let (mut pause, mut lost) = (NODE_FIRST_RETRY_INTERVAL, None);
     loop {
-        let told = wait_at(waiting, &sight);
-        sight.is_there.store(false, Ordering::SeqCst);
-        match told {
-            Ok(Told::Place(place)) => return Ok(place),
-            Ok(Told::Rejoin) => pause = NODE_FIRST_RETRY_INTERVAL,
-            Ok(Told::Lost(why)) if waiting.stays => {
-                tracing::warn!("{why}. This spare waits until node 0 is there again");
-                pause = NODE_FIRST_RETRY_INTERVAL;
+        match wait_at(waiting, &sight) {
+            Ok(Told::Take(rank)) => return Err(Rejoin::begun(rank).into()),
+            Ok(Told::Over(code)) => return Ok(code),
+            Ok(Told::Rejoin) => (pause, lost) = (NODE_FIRST_RETRY_INTERVAL, Some(Instant::now())),
+            Ok(Told::Lost(why)) if *patience == Patience::None => {
+                tracing::error!("{why}: this spare ends");
+                return Ok(EXIT_OWN);
             }
             Ok(Told::Lost(why)) => {
-                tracing::error!("{why}: this spare ends");
-                return Ok(Place::Over(EXIT_OWN));
+                tracing::warn!("{why}. This spare waits until node 0 is there again");
+                (pause, lost) = (NODE_FIRST_RETRY_INTERVAL, Some(Instant::now()));
             }
             Err(Refusal::Final(why)) => {
                 return Err(bad_input(anyhow!("node 0 at {at} does not take this spare: {why}")));
             }
             Err(Refusal::Transient(why)) => tracing::debug!("no connection to node 0 at {at}: {why}"),
+            Err(Refusal::Taken) => tracing::debug!("node 0 at {at} knows this spare already"),
+        }
+        if *patience != Patience::Endless && lost.is_some_and(|lost: Instant| lost.elapsed() >= REJOIN_LIMIT)
+        {
+            tracing::error!("node 0 is not there any more: this spare ends");
+            return Ok(EXIT_OWN);
         }
         thread::sleep(pause);
         pause = NODE_RETRY_INTERVAL.min(pause * 2);
@@ -164,7 +188,10 @@ pub fn await_place(waiting: &Waiting, may_resume: impl Fn() -> bool + Send + 'st
 
 /// What a spare was told.
 enum Told {
-    Place(Place),
+    /// To take the place of this node.
+    Take(u32),
+    /// The job has ended, with this exit code.
+    Over(i32),
     /// A launcher is lost: node 0 starts again.
     Rejoin,
     /// Nothing more: why.
@@ -173,38 +200,39 @@ enum Told {
 
 fn wait_at(waiting: &Waiting, sight: &Sight) -> Result<Told, Refusal> {
     let Waiting { at, key, join, timeout, .. } = waiting;
-    let stream = join::connect_to(at)?;
-    let (mut sender, mut receiver) = connection::open(stream, key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
+    let (mut sender, mut receiver) = join::connect_to(at, key)?.connection;
     sender.send(&Message::Join(Join { incarnation: join::incarnation(), ..join.clone() }))?;
     match receiver.receive()? {
-        Message::Spare => {}
+        Message::Spare { .. } => {}
         Message::Refused { why, is_transient: false } => return Err(Refusal::Final(why)),
         _ => return Err(Refusal::Transient("it is not ready".to_owned())),
     }
-    sight.is_there.store(true, Ordering::SeqCst);
-    sight.was_there.store(true, Ordering::SeqCst);
+    sight.see();
     tracing::info!(
         "spare {}: waits until a node is lost, and takes its place then (node 0 is at {at})",
         join.rank
     );
-    receiver.set_timeout(Some(*timeout))?;
-    Ok(told(&mut receiver, at))
+    // While node 0 reads its log, it is silent.
+    receiver.set_timeout(Some((*timeout).max(SPARE_SILENCE_TIMEOUT)))?;
+    let told = told(&mut receiver, at, sight);
+    sight.forget();
+    Ok(told)
 }
 
-fn told(receiver: &mut Receiver, at: &Coordinator) -> Told {
+fn told(receiver: &mut Receiver, at: &Coordinator, sight: &Sight) -> Told {
     loop {
         match receiver.receive() {
             Ok(Message::Take { rank }) => {
                 tracing::warn!("this spare takes the place of node {rank}");
-                return Told::Place(Place::Node(rank));
+                return Told::Take(rank);
             }
-            Ok(Message::Complete) => return Told::Place(Place::Over(0)),
+            Ok(Message::Complete) => return Told::Over(0),
             Ok(Message::End(end)) if end.is_to_rejoin => return Told::Rejoin,
             Ok(Message::End(end)) => {
                 tracing::info!("the job has ended on all nodes: {}", end.why);
-                return Told::Place(Place::Over(end.code));
+                return Told::Over(end.code);
             }
-            Ok(_) => {}
+            Ok(_) => sight.see(),
             Err(ConnectionError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Told::Lost(format!("node 0 at {at} is silent"));
             }
@@ -213,11 +241,26 @@ fn told(receiver: &mut Receiver, at: &Coordinator) -> Told {
     }
 }
 
-/// Whether a spare sees node 0.
+/// When a spare has seen node 0 last.
 #[derive(Default)]
 struct Sight {
-    is_there: AtomicBool,
+    seen: Mutex<Option<Instant>>,
     was_there: AtomicBool,
+}
+
+impl Sight {
+    fn see(&self) {
+        *self.seen.lock() = Some(Instant::now());
+        self.was_there.store(true, Ordering::SeqCst);
+    }
+
+    fn forget(&self) {
+        *self.seen.lock() = None;
+    }
+
+    fn is_there(&self, timeout: Duration) -> bool {
+        self.seen.lock().is_some_and(|seen| seen.elapsed() < timeout)
+    }
 }
 
 /// Listens as node 0 would, in a thread of its own, and takes its place if the nodes look for it here.
@@ -226,10 +269,10 @@ fn stand_by(
     sight: Arc<Sight>,
     may_resume: impl Fn() -> bool + Send + 'static,
 ) -> io::Result<()> {
-    let (nodes, (inputs, inbox)) = (waiting.join.nodes, unbounded());
+    let (nodes, timeout, (inputs, inbox)) = (waiting.join.nodes, waiting.timeout, unbounded());
     links::listen(&join::own_addresses(&waiting.at)?, nodes, &waiting.key, &inputs)?;
     let watch = move || {
-        let (mut sought, mut since) = (BTreeMap::new(), None);
+        let (mut sought, mut since, mut asked) = (BTreeMap::new(), None, None);
         loop {
             match inbox.recv_timeout(NODE_BEAT_INTERVAL) {
                 Ok(Input::Joining(joining)) => {
@@ -243,15 +286,21 @@ fn stand_by(
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             sought.retain(|_, at: &mut Instant| at.elapsed() < NODE_SOUGHT_TIME);
-            if sight.is_there.load(Ordering::SeqCst) || !is_sought(sought.keys().copied(), nodes) {
+            if sight.is_there(timeout) || !is_sought(sought.keys().copied(), nodes) {
                 since = None;
                 continue;
             }
             let was_there = sight.was_there.load(Ordering::SeqCst);
             let patience = if was_there { SPARE_REJOIN_PATIENCE } else { SPARE_START_PATIENCE };
-            if since.get_or_insert_with(Instant::now).elapsed() >= patience && may_resume() {
-                tracing::warn!("node 0 is not there: this spare takes its place");
-                tracing::error!("cannot start again as node 0: {}", Rejoin { rank: 0 }.exec());
+            let is_time = since.get_or_insert_with(Instant::now).elapsed() >= patience;
+            let may_ask = asked.is_none_or(|asked: Instant| asked.elapsed() >= SPARE_ASKS_STORE_INTERVAL);
+            if is_time && may_ask {
+                asked = Some(Instant::now());
+                // That may take a while.
+                if may_resume() && !sight.is_there(timeout) {
+                    tracing::warn!("node 0 is not there: this spare takes its place");
+                    tracing::error!("cannot start again as node 0: {}", Rejoin::begun(0).exec());
+                }
             }
         }
     };
@@ -264,8 +313,8 @@ fn is_sought(by: impl Iterator<Item = u32>, nodes: u32) -> bool {
     number > 0 && number * 2 >= (nodes - 1) as usize
 }
 
-/// For a spare that has taken the place of node 0, and waits for the others: if there is another node 0, they may be there. It is
-/// a spare again then, of this rank.
+/// For node 0 while it waits for the others, which may be at another node 0, with which the job runs, or for which they look
+/// first. Then this launcher is a spare, as which `join` describes it.
 ///
 /// # Errors
 /// When the thread cannot be started.
@@ -276,12 +325,14 @@ pub(super) fn give_way(
     has_joined: Arc<AtomicBool>,
 ) -> io::Result<()> {
     let watch = move || {
+        let is_it = |(is_first, stream)| match ask_node_0(stream, &key, &join) {
+            Some(is_running) => is_running || is_first,
+            None => false,
+        };
         while !has_joined.load(Ordering::SeqCst) {
-            if join::others(&at).any(|stream| is_node_0(stream, &key, &join))
-                && !has_joined.load(Ordering::SeqCst)
-            {
-                tracing::warn!("there is another launcher of node 0: this one is a spare again");
-                tracing::error!("cannot start again as a spare: {}", Rejoin { rank: join.rank }.exec());
+            if join::others(&at).into_iter().any(is_it) && !has_joined.load(Ordering::SeqCst) {
+                tracing::warn!("there is another launcher of node 0: this one is a spare");
+                tracing::error!("cannot start again as a spare: {}", Rejoin::begun(join.rank).exec());
             }
             thread::sleep(NODE_WAIT_REPORT);
         }
@@ -289,7 +340,8 @@ pub(super) fn give_way(
     thread::Builder::new().name("spare-give-way".to_owned()).spawn(watch).map(drop)
 }
 
-fn is_node_0(stream: std::net::TcpStream, key: &ClusterKey, join: &Join) -> bool {
+/// Whether the job runs with the node 0 at the other end; `None` if that is not node 0.
+fn ask_node_0(stream: TcpStream, key: &ClusterKey, join: &Join) -> Option<bool> {
     let ask = || -> Result<Message, Refusal> {
         let (mut sender, mut receiver) = connection::open(stream, key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
         sender.send(&Message::Join(join.clone()))?;
@@ -297,7 +349,10 @@ fn is_node_0(stream: std::net::TcpStream, key: &ClusterKey, join: &Join) -> bool
         sender.close();
         Ok(answer)
     };
-    matches!(ask(), Ok(Message::Spare))
+    match ask() {
+        Ok(Message::Spare { is_running }) => Some(is_running),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -63,14 +63,8 @@ impl StoredLog {
     /// # Errors
     /// When the store cannot be read, or a record is damaged.
     pub fn newest(job: &JobDir) -> io::Result<Option<Self>> {
-        let medium = job.medium();
-        let listed = medium.list(&folder())?;
-        let begun = listed.iter().filter_map(|(object, _)| {
-            let (name, mark) = object.split_once('.')?;
-            Some((number(name)?, name, mark.strip_prefix(BEGUN)?.parse().ok()?))
-        });
-        let Some((_, name, begun)) = begun.max() else { return Ok(None) };
-        let mut log = Self::named(job, name.to_owned());
+        let Some((name, begun)) = Self::newest_mark(&*job.medium())? else { return Ok(None) };
+        let mut log = Self::named(job, name);
         log.check_mark(begun)?;
         log.begun = Some(begun);
         log.read(0)?;
@@ -131,6 +125,7 @@ impl StoredLog {
         if self.has_begun() {
             return Ok(());
         }
+        self.check_newest()?;
         let position = self.content.end();
         let name = self.mark(position);
         match self.medium.put_new(&in_folder(&name), authentic::sealed(&self.key(&name), &name).as_bytes()) {
@@ -139,6 +134,27 @@ impl StoredLog {
         }
         (self.begun, self.is_reopened) = (Some(position), false);
         Ok(())
+    }
+
+    /// Of two runs that begin at the same time, one counts.
+    fn check_newest(&self) -> io::Result<()> {
+        let newest = Self::newest_mark(&*self.medium)?;
+        match newest.filter(|(name, _)| number(name) >= number(&self.name) && *name != self.name) {
+            Some((name, _)) => {
+                Err(io::Error::other(format!("another launcher has begun a run of the job, {name}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The log of the last run that has begun, and the position at which it did last.
+    fn newest_mark(medium: &dyn Medium) -> io::Result<Option<(String, u64)>> {
+        let listed = medium.list(&folder())?;
+        let begun = listed.iter().filter_map(|(object, _)| {
+            let (name, mark) = object.split_once('.')?;
+            Some((number(name)?, name, mark.strip_prefix(BEGUN)?.parse().ok()?))
+        });
+        Ok(begun.max().map(|(_, name, begun)| (name.to_owned(), begun)))
     }
 
     /// The name of the mark that the run began before a position.
@@ -259,9 +275,17 @@ impl StoredLog {
     /// When the store cannot be written, or another launcher has written to the log since: the job is that launcher's.
     pub fn set_complete(&mut self) -> io::Result<()> {
         self.begin()?;
-        match self.put(self.content.end(), &Record::Complete)? {
-            PutAnswer::Done | PutAnswer::Taken(Record::Complete) => Ok(()),
-            PutAnswer::Taken(_) => Err(io::Error::other("another launcher has resumed the job since")),
+        let epoch = self.content.epoch();
+        loop {
+            match self.put(self.content.end(), &Record::Complete)? {
+                PutAnswer::Done | PutAnswer::Taken(Record::Complete) => return Ok(()),
+                // The answer to an earlier put was lost.
+                PutAnswer::Taken(Record::Snapshot { attempt, .. }) if attempt.epoch == epoch => {}
+                PutAnswer::Taken(_) => {
+                    let why = "another launcher has resumed the job since";
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+                }
+            }
         }
     }
 
@@ -464,10 +488,13 @@ mod tests {
         new.put(1, &epoch(2)).unwrap();
         assert!(old.set_complete().unwrap_err().to_string().contains("another launcher has resumed the job"));
         assert_eq!(StoredLog::open(&job, false).unwrap().name(), new.name());
-        // A put whose answer is lost is repeated.
-        new.put(2, &Record::Complete).unwrap();
-        old.put(1, &epoch(1)).unwrap();
-        old.set_complete().unwrap();
+        // A put whose answer is lost is repeated, and a snapshot whose put was not answered is there.
+        let id = AttemptId { epoch: 2, number: 3 };
+        let mut unaware = StoredLog::open(&job, false).unwrap();
+        new.put(2, &Record::Snapshot { attempt: id, session: id, parts: Vec::new() }).unwrap();
+        unaware.set_complete().unwrap();
+        assert_ne!(StoredLog::open(&job, false).unwrap().name(), new.name());
+        unaware.set_complete().unwrap();
     }
 
     #[test]

@@ -63,6 +63,8 @@ pub fn perform(command: Command, config: &Config, auto: Auto) -> Result<i32> {
     let config = &config;
     match command {
         Command::Run(args) => {
+            let found = supervise::with_nodes(config)?;
+            let config = found.as_ref().unwrap_or(config);
             if auto == Auto::IfPossible {
                 auto::run_plain_where_needed(config, &args.argv);
             }

@@ -4,7 +4,6 @@
 //! job is executed without ckpt-run.
 
 use crate::cli::config::Config;
-use crate::cluster::NODE;
 use crate::criu::Criu;
 use crate::job::resume_point::Resume;
 use crate::namespace::Namespace;
@@ -13,7 +12,7 @@ use crate::store::root::Root;
 use crate::store::tiers;
 use anyhow::Result;
 use ckpt_protocol::agent::AUTO_VARIABLE;
-use ckpt_snapshot::{JobDir, JobKey, Store};
+use ckpt_snapshot::{JobKey, Store};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -82,16 +81,8 @@ fn has_snapshots(config: &Config, argv: &[OsString]) -> bool {
             || may_be_store(&config.store.dir);
     };
     let key = config.job.clone().unwrap_or_else(|| JobKey::derived(&cwd, argv));
-    // A step of Slurm may be one node of several.
-    let is_it = |job: &JobDir| {
-        let name = job.key().as_str();
-        name.strip_prefix(key.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(NODE))
-    };
-    let has = |job: &JobDir| {
-        let listed = tiers::open(&config.store, job).and_then(|store| Ok(store.list()?));
-        listed.map_or(true, |listed| !listed.is_empty())
-    };
-    root.jobs().map_or(true, |jobs| jobs.iter().filter(|job| is_it(job)).any(has))
+    let listed = tiers::open(&config.store, &root.job(&key)).and_then(|store| Ok(store.list()?));
+    listed.map_or(true, |listed| !listed.is_empty())
 }
 
 /// Whether a store may be at `path`, even without its `store.json`. Only a path that certainly does not exist is no store:

@@ -67,13 +67,19 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Runs `argv` until it ends for good; returns the exit code.
+/// The configuration, completed by what an engine says of the nodes; `None` if it says nothing.
+///
+/// # Errors
+/// Bad input: what it says cannot be used.
+pub fn with_nodes(config: &Config) -> Result<Option<Config>> {
+    nodes::found(config)
+}
+
+/// Runs `argv` until it ends for good, on the nodes of [`with_nodes`]; returns the exit code.
 ///
 /// # Errors
 /// When the job could not be started or resumed, or ckpt-run gave up on it; nothing of the job is running then.
 pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
-    let found = nodes::found(config)?;
-    let config = found.as_ref().unwrap_or(config);
     if config.nodes.several().is_some() {
         return nodes::run(config, argv);
     }

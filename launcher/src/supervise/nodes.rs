@@ -23,7 +23,7 @@ use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
 use crate::cluster::{
     self, Cluster, ClusterKey, End, HeldPart, JobNetwork, Join, Load, Member, NODE, NodeOptions, Notice,
-    OnNodeLoss, PacketRule, Place, Rejoin, Waiting, Wanted, sockets,
+    OnNodeLoss, PacketRule, Patience, Rejoin, Waiting, Wanted, sockets,
 };
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::resume_point::{Decision, Resume, decide};
@@ -34,7 +34,8 @@ use crate::restore::resume::Resumer;
 use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::deadline::{
-    NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT, SPARE_AGAIN_PAUSE,
+    NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT, REJOIN_LIMIT,
+    SPARE_AGAIN_PAUSE,
 };
 use crate::sys::error::{EXIT_BAD_INPUT, EXIT_OWN, EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
@@ -45,7 +46,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// More nodes have not been tried.
 const MOST_NODES: u32 = 1024;
@@ -127,44 +128,73 @@ pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     check(config)?;
     let nodes = &config.nodes;
     let number = nodes.several().unwrap_or(1);
-    let rank = match nodes.rejoins_as.filter(|rank| *rank < number) {
-        Some(rank) => rank,
-        None if nodes.is_spare() => match await_place(config, argv)? {
-            Place::Node(rank) => rank,
-            Place::Over(code) => return Ok(code),
-        },
-        None => return run_node(config, argv),
-    };
-    let Some(spare) = nodes.rank.filter(|rank| *rank >= number) else {
-        let nodes = NodeOptions { rank: Some(rank), ..nodes.clone() };
-        return run_node(&Config { nodes, ..config.clone() }, argv);
-    };
-    let nodes = NodeOptions { rank: Some(rank), spare: Some(spare), ..nodes.clone() };
-    run_node(&Config { nodes, ..config.clone() }, argv).map_err(|error| spare_again(error, spare))
+    let given = nodes.rank.context("the rank was checked")?;
+    let spare = if given >= number { given } else { number + given };
+    let rank = nodes.rejoins_as.unwrap_or(given);
+    if rank >= number {
+        return await_place(config, argv, rank);
+    }
+    let is_moved = rank != given;
+    let nodes = NodeOptions { rank: Some(rank), is_moved, spare, ..nodes.clone() };
+    run_node(&Config { nodes, ..config.clone() }, argv)
+        .map_err(|error| if is_moved { spare_again(error, spare) } else { error })
 }
 
 /// The launcher that had the place of a spare may be there, and seem to be lost from here only.
 fn spare_again(error: anyhow::Error, rank: u32) -> anyhow::Error {
-    if !matches!(error.downcast_ref(), Some(OpenError::Locked { .. })) {
+    if !is_locked(&error) {
         return error;
     }
     tracing::warn!("{error}: this launcher is a spare again");
     std::thread::sleep(SPARE_AGAIN_PAUSE);
-    Rejoin { rank }.into()
+    Rejoin::begun(rank).into()
 }
 
 /// Waits, as a spare, until a node is lost.
-fn await_place(config: &Config, argv: &[OsString]) -> Result<Place> {
+fn await_place(config: &Config, argv: &[OsString], rank: u32) -> Result<i32> {
     let options = &config.nodes;
-    let (rank, nodes) = (options.rank.context("the rank was checked")?, options.several().unwrap_or(1));
+    let nodes = options.several().unwrap_or(1);
     let at = options.coordinator.clone().context("the address was checked")?;
-    let stays = options.on_loss == OnNodeLoss::Wait || (options.on_loss == OnNodeLoss::Auto && at.may_move());
-    let join = Join::of_machine(rank, nodes, network_range(config));
-    let waiting = Waiting { at, key: key(config)?, join, timeout: options.timeout, stays };
+    let patience = match options.on_loss {
+        OnNodeLoss::Wait => Patience::Endless,
+        OnNodeLoss::Auto if at.may_move() => Patience::Some,
+        OnNodeLoss::Auto | OnNodeLoss::Exit => Patience::None,
+    };
+    let job = startup::job_key(config, argv, None)?;
+    let join = Join::of_machine(job.as_str(), rank, nodes, network_range(config));
+    let waiting = Waiting { at, key: key(config)?, join, timeout: options.timeout, patience };
     let node_0 = startup::job_key(config, argv, Some(0))?;
     let store = config.store.clone();
-    let may_resume = move || Root::open(&store).is_ok_and(|root| cluster::has_snapshots(&root.job(&node_0)));
+    let may_resume = move || {
+        let has = |root: Root| Ok(cluster::has_snapshots(&root.job(&node_0))?);
+        Root::open(&store).and_then(has).unwrap_or_else(|error| {
+            tracing::warn!("it is not known whether the job has a snapshot: {error:#}");
+            false
+        })
+    };
     cluster::await_place(&waiting, may_resume)
+}
+
+/// Opens the job's store. A launcher that starts again has opened it before: what is wrong now may pass.
+fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
+    let begun = Instant::now();
+    loop {
+        match startup::open(config, argv) {
+            Err(error)
+                if config.nodes.rejoins_as.is_some()
+                    && !is_locked(&error)
+                    && begun.elapsed() < REJOIN_LIMIT =>
+            {
+                tracing::warn!("{error:#}. It is tried again");
+                std::thread::sleep(SPARE_AGAIN_PAUSE);
+            }
+            opened => return opened,
+        }
+    }
+}
+
+fn is_locked(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(OpenError::Locked { .. }))
 }
 
 fn run_node(config: &Config, argv: &[OsString]) -> Result<i32> {
@@ -176,7 +206,7 @@ fn run_node(config: &Config, argv: &[OsString]) -> Result<i32> {
         anyhow!("cannot block connections while a snapshot of several nodes is taken: {error}. This needs CAP_NET_ADMIN and a kernel with nftables and owned tables (Linux 5.12)")
     })?;
     let metrics = config.metrics.map(metrics::listen).transpose()?;
-    let mut opened = startup::open(config, argv)?;
+    let mut opened = open(config, argv)?;
     // What happens to a job happens on all its nodes: one of them tells it.
     let address = config.notify.clone().filter(|_| config.nodes.rank == Some(0));
     let notifier = address.map(|to| super::notifier(to, config, &opened)).transpose()?;
@@ -187,19 +217,22 @@ fn run_node(config: &Config, argv: &[OsString]) -> Result<i32> {
     let load = match next_load(&cluster) {
         Ok(load) => load,
         Err(end) => {
-            let rejoins = cluster.rejoins();
+            let rejoin = cluster.rejoin();
             cluster.finish();
             let code = report(&end);
-            return if rejoins { Err(Rejoin { rank }.into()) } else { Ok(code) };
+            return rejoin.map_or(Ok(code), |rejoin| Err(rejoin.into()));
         }
     };
     let over = run_part(config, argv, (&mut opened, begun_at), &cluster, load, metrics);
     opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
     opened.journal.set_listener(None);
     drop(notifier);
-    if cluster.rejoins() && matches!(over, Ok(_) | Err(Over::Told(..))) {
+    if let Some(rejoin) = cluster.rejoin() {
         cluster.finish();
-        return Err(Rejoin { rank }.into());
+        if let Err(Over::Failed(error) | Over::Told(error, _)) = over {
+            log_error(&error);
+        }
+        return Err(rejoin.into());
     }
     match over {
         Ok(code) => {
@@ -277,8 +310,11 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         grace: config.grace,
         network_range: network_range(config),
         on_loss,
+        is_moved: options.is_moved,
         spare: options.spare,
         rejoins: options.rejoins_as.is_some(),
+        has_begun: options.has_begun,
+        limit: (options.rejoins_as.is_some() && options.on_loss == OnNodeLoss::Auto).then_some(REJOIN_LIMIT),
     })
 }
 
@@ -415,10 +451,12 @@ fn resume_point(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<Re
 }
 
 /// Removes parts whose snapshot has no global manifest: it will never have one.
-fn remove_garbage(cluster: &Cluster, opened: &OpenedJob) -> Result<()> {
+fn remove_garbage(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<()> {
     let (log, committed) = cluster.log();
+    // An earlier coordinator may have committed it after the log was read.
+    let is_resumed = |attempt| load.from.as_ref().is_some_and(|(from, _)| *from == attempt);
     for (id, part) in held_parts(opened)? {
-        if part.log == log && !committed.contains(&part.attempt) {
+        if part.log == log && !committed.contains(&part.attempt) && !is_resumed(part.attempt) {
             tracing::info!("the part {id} is removed: not all nodes have stored theirs");
             tiers::remove_local(&opened.store, &opened.dir, &id)?;
         }
@@ -438,7 +476,7 @@ fn run_part(
     let (claimed, candidates) = startup::claim(config, opened, &resume)?;
     let opened = &*opened;
     startup::record(opened, begun_at);
-    remove_garbage(cluster, opened)?;
+    remove_garbage(cluster, opened, &load)?;
     let context = RunContext::start(config, argv, opened, &claimed, Some(cluster))?;
     let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
     let _metrics = metrics.map(serve).transpose()?;

@@ -186,8 +186,16 @@ pub const NODE_CAUSE_WINDOW: Duration = Duration::from_secs(1);
 /// How long a node may be missing, after another launcher was lost and all that are left are there, before a spare takes its
 /// place.
 pub const SPARE_REJOIN_PATIENCE: Duration = Duration::from_secs(3);
+/// The same if there are more nodes missing than there are spares: the others end their parts. More than that takes.
+pub const SPARE_SLOW_PATIENCE: Duration = Duration::from_secs(20);
+/// How long launchers that started again wait for the lost one, unless they are told to wait.
+pub const REJOIN_LIMIT: Duration = Duration::from_secs(600);
 /// The same when all launchers start: some machines are slower than others.
 pub const SPARE_START_PATIENCE: Duration = Duration::from_secs(60);
+/// Node 0 and a spare that hear nothing of each other for this long are lost to each other, or for `--node-timeout`.
+pub const SPARE_SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval at which a spare that nodes take for node 0 looks whether the job has something to resume.
+pub const SPARE_ASKS_STORE_INTERVAL: Duration = Duration::from_secs(5);
 /// Time until a spare whose place is not free after all looks again whether it is needed.
 pub const SPARE_AGAIN_PAUSE: Duration = Duration::from_secs(5);
 /// A node that has looked for node 0 at a spare within this time does so still: each try at another host may take

@@ -541,6 +541,9 @@ fn survives_many_kills(
     job.options.extend(["--interval", "500ms", "--max-restarts", "1000"].map(str::to_owned));
     let mut running = job.start();
     running[0].until("steps", || (job.lines(0, "losses.txt") >= 5).then_some(()));
+    // With an object store, the first one takes a while.
+    job.until_answering(&mut running);
+    job.checkpoint(&running);
     for kill_number in 0..kills {
         kill(&mut job, &mut running, &mut random);
         let until = Instant::now() + Duration::from_millis(random.u64(100..6000));

@@ -113,10 +113,14 @@ impl Host {
         }
         match answer {
             Answer::Complete(result) => {
-                if let Err(error) = result {
-                    tracing::error!(
+                match result {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                        tracing::error!("the end of the job is not noted: {error}");
+                    }
+                    Err(error) => tracing::error!(
                         "the end of the job cannot be noted: {error}. The next run needs --resume never"
-                    );
+                    ),
                 }
                 self.tell_all(&Message::Complete);
                 self.spares.tell(&Message::Complete);

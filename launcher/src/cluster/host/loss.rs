@@ -17,7 +17,8 @@ impl Host {
         let is_to_rejoin = match self.on_loss {
             OnNodeLoss::Exit => false,
             OnNodeLoss::Wait => true,
-            OnNodeLoss::Auto => self.is_coordinator() && !self.spares.is_empty(),
+            // Before the first snapshot, no spare can take a place.
+            OnNodeLoss::Auto => self.is_coordinator() && self.spares.number() > 0 && self.usable > 0,
         };
         self.end(End { is_to_rejoin, ..End::failure(why, EXIT_OWN) });
     }
@@ -27,9 +28,11 @@ impl Host {
         if let Some(why) = mismatch(&self.own, &joining.join) {
             return refuse(joining, why);
         }
-        if joining.join.rank >= self.settings.nodes {
+        // A node that is there already becomes a spare, if any machine can take any node.
+        let may_be_spare = self.own.network_range.is_some() && self.on_loss != OnNodeLoss::Exit;
+        if joining.join.rank >= self.settings.nodes || may_be_spare {
             self.admitted += 1;
-            return self.spares.add(joining, FIRST_NUMBER + self.admitted, &self.inputs);
+            return self.spares.add(joining, (FIRST_NUMBER + self.admitted, true), &self.inputs);
         }
         let (mut sender, _) = joining.connection;
         let why = "an earlier launcher of node 0 is still there".to_owned();

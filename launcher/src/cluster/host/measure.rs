@@ -80,8 +80,11 @@ impl Simulated {
         let at = format!("127.0.0.1:{}", self.port.load(Ordering::SeqCst));
         Member {
             on_loss: crate::cluster::options::OnNodeLoss::Exit,
-            spare: None,
+            is_moved: false,
+            spare: self.rank,
             rejoins: false,
+            has_begun: false,
+            limit: None,
             rank: self.rank,
             coordinator: Coordinator::parse(&at).expect("an address"),
             key: ClusterKey([7; 32]),

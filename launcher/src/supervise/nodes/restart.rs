@@ -56,8 +56,8 @@ impl Supervisor<'_> {
             return None;
         }
         // The first start of all: who has started the launchers is there to see it.
-        let next =
-            if self.is_first && !failure.has_run { Next::GiveUp(None) } else { self.policy.after(failure) };
+        let is_first = self.is_first && self.context.config.nodes.rejoins_as.is_none();
+        let next = if is_first && !failure.has_run { Next::GiveUp(None) } else { self.policy.after(failure) };
         match next {
             Next::GiveUp(reason) => {
                 if let Some(reason) = &reason {
@@ -66,7 +66,7 @@ impl Supervisor<'_> {
                 }
                 let reason = reason.map(|reason| format!("; it is not restarted: {reason}"));
                 // The code of bad input would mean that nothing was changed, and the job has run.
-                let is_own = !self.is_first && !failure.has_run;
+                let is_own = !is_first && !failure.has_run;
                 let code = if is_own { EXIT_OWN } else { end.code };
                 cluster.give_up(End { why: end.why + &reason.unwrap_or_default(), code, ..end });
                 None

@@ -153,7 +153,7 @@ impl Job {
         let (sandbox, own) = (&self.machines.sandboxes[node], &self.machines.sandboxes[machine]);
         let mut arguments = self.arguments(node);
         let rank = arguments.iter().position(|argument| argument == "--node-rank").expect("a rank") + 1;
-        arguments[rank] = machine.to_string();
+        arguments[rank] = (self.nodes() + machine).to_string();
         let mut command = self.machines.on(machine, &sandbox.command(arguments));
         command.current_dir(sandbox.path());
         fs::create_dir_all(&own.store).unwrap();
@@ -165,8 +165,8 @@ impl Job {
         let (sandbox, own) = (&self.machines.sandboxes[0], &self.machines.sandboxes[machine]);
         let mut arguments = self.arguments(0);
         let rank = arguments.iter().position(|argument| argument == "--node-rank").expect("a rank") + 1;
-        arguments[rank] = machine.to_string();
-        arguments.splice(..0, ["__rejoin", "0"].map(str::to_owned));
+        arguments[rank] = (self.nodes() + machine).to_string();
+        arguments.splice(..0, ["__rejoin", "0", "begun"].map(str::to_owned));
         let mut command = self.machines.on(machine, &sandbox.command(arguments));
         command.current_dir(sandbox.path()).env("XDG_STATE_HOME", own.path().join("state"));
         fs::create_dir_all(&own.store).unwrap();

@@ -1,11 +1,12 @@
 //! Launchers that stay when one is lost: a spare takes its place, or somebody starts it again.
 
-use super::assert_blocks;
 use super::job::{Job, codes, machines, said as said_by};
 use super::moving::{NODE_0, of_network};
 use super::objects::in_objects;
+use super::{assert_blocks, survives_many_kills};
 use ckpt_run_tests::Running;
 use ckpt_test_s3::Service;
+use std::fs;
 use std::time::Instant;
 
 const BLOCKS: usize = 2000;
@@ -54,6 +55,15 @@ fn a_spare_ends_with_the_job() {
     let mut spare = job.start_spare(2, 1);
     let mut running = job.begun("blocks.txt");
     until_it_waits(&job, &mut spare, 2);
+    // Before the first snapshot, a part can only begin, with its own command.
+    running[1].kill_everything();
+    assert_eq!((running[0].wait(), spare.wait()), (125, 125), "{}", spare.said());
+    for sandbox in &job.machines.sandboxes[..2] {
+        fs::remove_file(sandbox.path().join("blocks.txt")).unwrap();
+    }
+    let mut spare = job.start_spare(2, 1);
+    let mut running = job.begun("blocks.txt");
+    until_it_waits(&job, &mut spare, 2);
     job.checkpoint(&running);
     running[0].kill_launcher();
     assert_eq!((running[1].wait(), spare.wait()), (125, 125), "{}", spare.said());
@@ -94,6 +104,47 @@ fn a_spare_takes_the_place_of_node_0() {
     assert_blocks(&job, BLOCKS, &running);
 }
 
+/// Four machines, with a launcher on each that is started again when it fails, with the same command. Any of them may have node
+/// 0, and any of them is killed at any time.
+#[test]
+fn training_with_spares_survives_many_kills() {
+    const STEPS: usize = 1500;
+    let Some(machines) = machines(4) else { return };
+    let service = Service::new();
+    let (mut job, _proxies) = in_objects(Job::training_at(machines, STEPS, (2, NODE_0)), &service);
+    job.options.extend(["--node-timeout", "3s"].map(str::to_owned));
+    job.standbys = vec![1, 2, 3];
+    let start = |job: &Job, machine: usize| match machine {
+        0 | 1 => job.start_one(machine),
+        _ => job.start_spare(machine, machine),
+    };
+    let (mut moved, mut spares) =
+        (0, [2, 3].map(|machine| start(&job, machine)).into_iter().collect::<Vec<_>>());
+    survives_many_kills(job, STEPS, |job, running, random| {
+        let machine = random.usize(0..4);
+        let launcher = match machine {
+            0 | 1 => &mut running[machine],
+            _ => &mut spares[machine - 2],
+        };
+        if random.bool() {
+            launcher.kill_everything();
+        } else {
+            launcher.kill_launcher();
+        }
+        moved += usize::from(machine < 2);
+        for (number, spare) in spares.iter_mut().enumerate() {
+            if spare.has_ended() {
+                assert_ne!(spare.wait_status().code(), Some(2), "{}", spare.said());
+                *spare = start(job, 2 + number);
+            }
+        }
+    });
+    eprintln!("{moved} kills were of a machine that was not started as a spare");
+    for spare in &mut spares {
+        assert!(spare.has_ended(), "{}", spare.said());
+    }
+}
+
 /// A spare that takes itself for node 0 while there is one: with an object store, and with a lock that both see.
 #[test]
 fn a_spare_gives_way_to_another_node_0() {
@@ -109,7 +160,10 @@ fn a_spare_gives_way_to_another_node_0() {
         let mut spare = job.start_as_node_0(2);
         until_it_waits(&job, &mut spare, 2);
         let said = job.machines.sandboxes[2].read("spare.err");
-        assert!(said.contains("a spare again"), "{said}");
+        assert!(
+            said.contains(if is_locked { "a spare again" } else { "another launcher of node 0" }),
+            "{said}"
+        );
         job.full_speed();
         assert_eq!(
             (codes(&mut running), spare.wait()),
