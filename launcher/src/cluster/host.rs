@@ -362,6 +362,8 @@ struct Host {
     /// The resume that waits for the end of it.
     settling: Option<AttemptId>,
     stopping: Option<Stopping>,
+    /// The job was to be stopped, here or (at node 0) anywhere.
+    is_to_stop: bool,
     /// Node 0: the failure of a part, with its node, and until when it may turn out to be the consequence of another one.
     failing: Option<(u32, End, Instant)>,
     /// The session is over, and another one may follow.
@@ -409,6 +411,7 @@ impl Host {
             has_session: false,
             settling: None,
             stopping: None,
+            is_to_stop: false,
             failing: None,
             is_waiting: false,
             heard: Instant::now(),
@@ -522,6 +525,7 @@ impl Host {
                 self.tell_coordinator(Message::PartEnded { code });
             }
             Input::Stop { why, how } => {
+                self.is_to_stop = true;
                 let why = format!("node {}: {why}", self.me.rank);
                 self.tell_coordinator(Message::Stop { why, how });
             }
@@ -584,6 +588,7 @@ impl Host {
             Message::Request => drop(self.peer.request(self.now())),
             Message::Stop { why, how } => self.stop(why, how),
             Message::RunsOn { why } => {
+                self.is_to_stop = false;
                 let _ = self.notices.send(Notice::RunsOn(why));
             }
             Message::Over(end) => self.over(0, end),
@@ -959,6 +964,28 @@ mod tests {
         host.order(AttemptId { epoch: 1, number: 1 }, load());
         assert!(host.failing.is_none() && host.ended.is_empty());
         drop(inbox);
+    }
+
+    #[test]
+    fn launchers_wait_for_a_lost_one_unless_the_job_was_to_end() {
+        let rejoins = |on_loss, is_to_stop, runs_on| {
+            let (mut host, _inbox, notices) = host(1);
+            host.on_loss = on_loss;
+            host.is_to_stop = is_to_stop;
+            if runs_on {
+                host.receive(0, Message::RunsOn { why: "a device".to_owned() });
+            }
+            host.end_after_loss("node 0 is lost".to_owned());
+            let end = told_end(&notices).unwrap();
+            assert_eq!(
+                (end.code, host.aftermath.rejoins.load(Ordering::SeqCst)),
+                (EXIT_OWN, end.is_to_rejoin)
+            );
+            end.is_to_rejoin
+        };
+        assert!(rejoins(OnNodeLoss::Wait, false, false) && rejoins(OnNodeLoss::Wait, true, true));
+        assert!(!rejoins(OnNodeLoss::Wait, true, false) && !rejoins(OnNodeLoss::Exit, false, false));
+        assert!(!rejoins(OnNodeLoss::Auto, false, false), "node 0 would say so");
     }
 
     #[test]

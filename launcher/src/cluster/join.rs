@@ -746,7 +746,11 @@ pub(super) fn connect_to(at: &Coordinator, key: &ClusterKey) -> Result<Reached, 
     let timeout = if at.may_move() { NODE_SEARCH_TIMEOUT } else { NODE_CONNECTION_TIMEOUT };
     let open = |stream: TcpStream| {
         let machines = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
-        Ok(Reached { connection: connection::open(stream, key, Side::Node, timeout)?, machines })
+        let socket = stream.try_clone()?;
+        let connection = connection::open(stream, key, Side::Node, timeout)?;
+        // From now on node 0 may take its time.
+        socket.set_write_timeout(Some(NODE_CONNECTION_TIMEOUT))?;
+        Ok(Reached { connection, machines })
     };
     let mut failure = None;
     for host in &at.hosts {

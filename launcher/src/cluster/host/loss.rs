@@ -15,6 +15,8 @@ impl Host {
     /// A node is lost. A node that has lost node 0 does not know of spares.
     pub(super) fn end_after_loss(&mut self, why: String) {
         let is_to_rejoin = match self.on_loss {
+            // It was to end anyway.
+            _ if self.is_to_stop => false,
             OnNodeLoss::Exit => false,
             OnNodeLoss::Wait => true,
             // Before the first snapshot, no spare can take a place.

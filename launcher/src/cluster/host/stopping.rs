@@ -40,6 +40,7 @@ impl Stopping {
 impl Host {
     /// The job is to be ended.
     pub(super) fn stop(&mut self, why: String, how: StopHow) {
+        self.is_to_stop = true;
         match &mut self.stopping {
             _ if how == StopHow::Now || self.is_waiting => return self.end_stopped(why, false),
             Some(stopping) => {
@@ -93,6 +94,7 @@ impl Host {
             return self.end_stopped(format!("{}; {why}", stopping.why), false);
         }
         tracing::warn!("{}, and runs on: {why}", stopping.why);
+        self.is_to_stop = false;
         self.tell_all(&Message::RunsOn { why: why.to_owned() });
         let _ = self.notices.send(Notice::RunsOn(why.to_owned()));
     }
