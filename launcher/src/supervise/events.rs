@@ -143,6 +143,11 @@ impl Signals {
         self.busy.store(false, Ordering::SeqCst);
     }
 
+    /// Serves no events any more: from now on, a signal that asks the job to end ends ckpt-run at once.
+    pub fn serve_no_more(&self) {
+        self.busy.store(true, Ordering::SeqCst);
+    }
+
     /// Runs `work`, during which no events are served. A signal that asks the job to end then ends ckpt-run at once: the
     /// job has not run since its last snapshot.
     pub fn while_busy<T>(&self, work: impl FnOnce() -> T) -> T {

@@ -11,6 +11,7 @@
 
 mod restart;
 
+use super::events::{self, Event};
 use super::policy::Failure;
 use super::services::RunContext;
 use super::session::{JobSession, SessionEnd, SessionOutcome};
@@ -227,7 +228,7 @@ fn run_node(config: &Config, argv: &[OsString]) -> Result<i32> {
     opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
     opened.journal.set_listener(None);
     drop(notifier);
-    if let Some(rejoin) = cluster.rejoin() {
+    if let Some(rejoin) = cluster.rejoin().filter(|_| !matches!(over, Ok(EXIT_PREEMPTED))) {
         cluster.finish();
         if let Err(Over::Failed(error) | Over::Told(error, _)) = over {
             log_error(&error);
@@ -480,7 +481,23 @@ fn run_part(
     let context = RunContext::start(config, argv, opened, &claimed, Some(cluster))?;
     let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
     let _metrics = metrics.map(serve).transpose()?;
-    Supervisor::new(&context).supervise_part(cluster, load, candidates)
+    let over = Supervisor::new(&context).supervise_part(cluster, load, candidates);
+    if cluster.rejoin().is_some() {
+        opened.signals.serve_no_more();
+        if is_signalled(&context) {
+            return Ok(EXIT_PREEMPTED);
+        }
+    }
+    over
+}
+
+/// Whether a signal has asked the job to end that nobody has served: the session was over.
+fn is_signalled(context: &RunContext<'_>) -> bool {
+    let is_ending = |event| match event {
+        Event::Signal(signal) => events::is_stopping(signal) || context.config.on_signal.contains(&signal),
+        _ => false,
+    };
+    context.inbox.try_iter().any(is_ending)
 }
 
 impl Supervisor<'_> {

@@ -133,6 +133,13 @@ impl Host {
                 let why = format!("node 0: the log of the job's nodes cannot be read: {error}");
                 self.end(End::failure(why, EXIT_OWN));
             }
+            // Between the start of this launcher and its first record.
+            Answer::Put { answer: Ok(PutAnswer::Taken(Record::Complete)), .. }
+                if self.log.as_ref().is_some_and(|log| log.has_begun) =>
+            {
+                let why = "node 0: under other launchers, the job has ended with 0 on all nodes meanwhile";
+                self.end(End::failure(why.to_owned(), EXIT_OWN));
+            }
             Answer::Put { position, answer: Ok(answer) } => self.peer.put(self.now(), position, answer),
             // Repeated until there is an answer.
             Answer::Put { answer: Err(error), .. } => {
