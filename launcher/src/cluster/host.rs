@@ -22,6 +22,7 @@ mod stopping;
 
 use super::gate::{Gate, GateEnd};
 use super::job_network::JobNetwork;
+use super::join::Unreachable;
 use super::links::{Joining, Link};
 use super::messages::{End, Join, Message, Restart, StopHow, Welcome};
 use super::options::OnNodeLoss;
@@ -159,6 +160,8 @@ struct Aftermath {
     rejoins: AtomicBool,
     /// The run has begun on all nodes.
     has_begun: AtomicBool,
+    /// The job was to be stopped, here or (at node 0) anywhere.
+    is_to_stop: AtomicBool,
 }
 
 /// What the thread works with.
@@ -205,14 +208,15 @@ impl Cluster {
     /// an error, the job ends on all nodes.
     pub(super) fn with_network(
         self,
+        may_rejoin: bool,
         make: impl FnOnce(&Welcome, &(dyn Fn() -> bool + Sync)) -> Result<Option<JobNetwork>>,
     ) -> Result<Self> {
         let error = match make(&self.welcome, &|| self.thread.is_finished()) {
             Ok(network) => return Ok(Self { network, ..self }),
             Err(error) => error,
         };
-        if !self.thread.is_finished() && !error.is::<BadInput>() {
-            // A node that cannot be reached is lost.
+        if !self.thread.is_finished() && may_rejoin && error.is::<Unreachable>() {
+            // A node that cannot be reached is lost. If it cannot be reached again, somebody has to look.
             self.input(Input::Unreachable { why: format!("{error:#}") });
             while !self.thread.is_finished() {
                 std::thread::sleep(NODE_FIRST_RETRY_INTERVAL);
@@ -230,7 +234,8 @@ impl Cluster {
             let told = anyhow!("the job has ended on all nodes: {why}");
             return Err(if code == EXIT_BAD_INPUT { bad_input(told) } else { told });
         }
-        self.fail(format!("{error:#}"), EXIT_BAD_INPUT);
+        let code = if error.is::<BadInput>() { EXIT_BAD_INPUT } else { EXIT_OWN };
+        self.fail(format!("{error:#}"), code);
         Err(error)
     }
 
@@ -287,6 +292,8 @@ impl Cluster {
 
     /// Ends the job on all nodes.
     pub fn stop(&self, why: String, how: StopHow) {
+        // The thread may have ended.
+        self.aftermath.is_to_stop.store(true, Ordering::SeqCst);
         self.input(Input::Stop { why, how });
     }
 
@@ -322,9 +329,16 @@ impl Cluster {
     /// How this launcher starts again, if the job has ended on all nodes so that the launchers that are left do.
     #[must_use]
     pub fn rejoin(&self) -> Option<Rejoin> {
-        let Aftermath { rejoins, has_begun } = &*self.aftermath;
+        let Aftermath { rejoins, has_begun, .. } = &*self.aftermath;
         let (rank, has_begun) = (self.me.rank, has_begun.load(Ordering::SeqCst));
-        rejoins.load(Ordering::SeqCst).then_some(Rejoin { rank, has_begun })
+        let rejoins = rejoins.load(Ordering::SeqCst) && !self.is_to_stop();
+        rejoins.then_some(Rejoin { rank, has_begun })
+    }
+
+    /// Whether the job was to be stopped when it ended.
+    #[must_use]
+    pub fn is_to_stop(&self) -> bool {
+        self.aftermath.is_to_stop.load(Ordering::SeqCst)
     }
 
     /// Waits until all that has to be sent is sent. Only after Complete, End or a failure.
@@ -362,8 +376,6 @@ struct Host {
     /// The resume that waits for the end of it.
     settling: Option<AttemptId>,
     stopping: Option<Stopping>,
-    /// The job was to be stopped, here or (at node 0) anywhere.
-    is_to_stop: bool,
     /// Node 0: the failure of a part, with its node, and until when it may turn out to be the consequence of another one.
     failing: Option<(u32, End, Instant)>,
     /// The session is over, and another one may follow.
@@ -411,7 +423,6 @@ impl Host {
             has_session: false,
             settling: None,
             stopping: None,
-            is_to_stop: false,
             failing: None,
             is_waiting: false,
             heard: Instant::now(),
@@ -525,7 +536,6 @@ impl Host {
                 self.tell_coordinator(Message::PartEnded { code });
             }
             Input::Stop { why, how } => {
-                self.is_to_stop = true;
                 let why = format!("node {}: {why}", self.me.rank);
                 self.tell_coordinator(Message::Stop { why, how });
             }
@@ -588,7 +598,7 @@ impl Host {
             Message::Request => drop(self.peer.request(self.now())),
             Message::Stop { why, how } => self.stop(why, how),
             Message::RunsOn { why } => {
-                self.is_to_stop = false;
+                self.aftermath.is_to_stop.store(false, Ordering::SeqCst);
                 let _ = self.notices.send(Notice::RunsOn(why));
             }
             Message::Over(end) => self.over(0, end),
@@ -603,7 +613,9 @@ impl Host {
             | Message::Welcome(_)
             | Message::Refused { .. }
             | Message::Spare { .. }
-            | Message::Take { .. } => {
+            | Message::Take { .. }
+            | Message::Joined
+            | Message::NotHere => {
                 tracing::debug!("node {rank} sends a message that belongs to the beginning");
             }
         }
@@ -971,7 +983,7 @@ mod tests {
         let rejoins = |on_loss, is_to_stop, runs_on| {
             let (mut host, _inbox, notices) = host(1);
             host.on_loss = on_loss;
-            host.is_to_stop = is_to_stop;
+            host.aftermath.is_to_stop.store(is_to_stop, Ordering::SeqCst);
             if runs_on {
                 host.receive(0, Message::RunsOn { why: "a device".to_owned() });
             }

@@ -244,7 +244,9 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
         on_loss: member.on_loss,
     };
     let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
-    cluster.with_network(|welcome, is_over| job_network((&member.coordinator, &own), welcome, local, is_over))
+    cluster.with_network(!member.rejoins, |welcome, is_over| {
+        job_network((&member.coordinator, &own), welcome, local, is_over)
+    })
 }
 
 /// Looks for another node 0 until all have joined, which the flag says.
@@ -252,7 +254,10 @@ fn give_way(member: &Member) -> Result<Arc<AtomicBool>> {
     let (at, has_joined) = (&member.coordinator, Arc::new(AtomicBool::new(false)));
     if at.may_move() {
         let job = name_of(&member.job);
-        let join = Join::of_machine(job, member.spare, member.settings.nodes, member.network_range);
+        let join = Join {
+            rejoins: member.has_begun,
+            ..Join::of_machine(job, member.spare, member.settings.nodes, member.network_range)
+        };
         spares::give_way(at.clone(), member.key.clone(), join, Arc::clone(&has_joined))
             .context("cannot start a thread")?;
     }
@@ -285,7 +290,10 @@ fn spare_patience(member: &Member) -> Option<Duration> {
 fn open_log(member: &Member, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<(Chosen, StoredLog)> {
     let job = &member.job;
     // The others have begun what node 0 is told to begin.
-    let begins = !joined.values().any(|one| one.join.rejoins);
+    let begins = match member.rejoins {
+        true => !member.has_begun,
+        false => !joined.values().any(|one| one.join.rejoins),
+    };
     let wanted = member.wanted.as_ref().filter(|_| begins);
     let newest = if wanted.is_some() { StoredLog::newest(job).transpose() } else { None };
     let log = match newest {
@@ -314,9 +322,9 @@ fn await_all(
             return give_up(own.nodes, (joined, spares), at);
         }
         // Nodes that are left may need some time to end their parts. They are not to lose their places.
-        let is_enough = spares.number() + joined.len() + 1 >= own.nodes as usize;
-        let patience =
-            patience.map(|patience| if is_enough { patience } else { SPARE_SLOW_PATIENCE.max(patience) });
+        let is_last = joined.len() + 2 == own.nodes as usize;
+        let slow = |patience: Duration| if is_last { patience } else { SPARE_SLOW_PATIENCE.max(patience) };
+        let patience = patience.map(slow);
         let given_at = patience.filter(|_| spares.number() > 0).map(|patience| changed + patience);
         spares.show(false);
         let next = given_at.map_or(report, |given_at| given_at.min(report));
@@ -326,7 +334,9 @@ fn await_all(
                 let join = &joining.join;
                 match mismatch(own, join).or_else(|| other_resume(own, join)) {
                     Some(why) => refuse(*joining, why),
-                    None if is_spare(own, join, &joined) => spares.add(*joining, (number, false), inputs),
+                    None if is_spare(own, join, &joined, patience.is_some()) => {
+                        spares.add(*joining, (number, false), inputs);
+                    }
                     None if admit(*joining, number, &mut joined, inputs) => changed = Instant::now(),
                     None => {}
                 }
@@ -339,7 +349,7 @@ fn await_all(
             }
             Some(_) => {}
             None if given_at.is_some_and(|given_at| given_at <= Instant::now()) => {
-                spares.give((1..own.nodes).filter(|rank| !joined.contains_key(rank)));
+                spares.give((1..own.nodes).filter(|rank| !joined.contains_key(rank)), own.rejoins);
                 changed = Instant::now();
             }
             None if report > Instant::now() => {}
@@ -358,7 +368,7 @@ fn give_up<T>(nodes: u32, (joined, spares): (BTreeMap<u32, Joined>, Spares), at:
         format!("no spare has taken the place of a node that was lost: {}", missing(nodes, &joined, at));
     let end = Message::End(End::failure(why.clone(), EXIT_OWN));
     for Joined { link, .. } in joined.into_values() {
-        link.send(Message::Refused { why: why.clone(), is_transient: false });
+        link.send(end.clone());
         link.finish();
     }
     spares.tell(&end);
@@ -437,6 +447,11 @@ fn welcome(
     Ok(chosen)
 }
 
+/// Another node cannot be reached in the network of the job.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Unreachable(String);
+
 /// The network of the job at this node, if it has one; `local` is the address of this machine.
 fn job_network(
     (coordinator, join): (&Coordinator, &Join),
@@ -447,7 +462,8 @@ fn job_network(
     let (Some(plan), Some(local)) = (&welcome.network, local) else { return Ok(None) };
     let port = coordinator.port;
     let network = JobNetwork::make(plan, &welcome.log, join.rank, (local, port), &join.hostname)?;
-    network.check(port, is_over)?;
+    let is_reached = network.check(port, is_over);
+    is_reached.map_err(|error| Unreachable(format!("{error:#}")))?;
     Ok(Some(network))
 }
 
@@ -459,8 +475,9 @@ fn missing(nodes: u32, joined: &BTreeMap<u32, Joined>, at: &Coordinator) -> Stri
 }
 
 /// Whether a launcher that joins is a spare, or becomes one: another launcher has its rank, and any machine can take any node.
-fn is_spare(own: &Join, join: &Join, joined: &BTreeMap<u32, Joined>) -> bool {
-    let is_taken = |one: &Joined| own.network_range.is_some() && one.join.incarnation > join.incarnation;
+fn is_spare(own: &Join, join: &Join, joined: &BTreeMap<u32, Joined>, may_take_places: bool) -> bool {
+    let may_be_spare = own.network_range.is_some() && may_take_places;
+    let is_taken = |one: &Joined| may_be_spare && one.join.incarnation > join.incarnation;
     join.rank >= own.nodes || joined.get(&join.rank).is_some_and(is_taken)
 }
 
@@ -490,7 +507,10 @@ fn admit(
     }
     tracing::debug!("node {rank} on {} has joined", join.hostname);
     match Link::start(rank, number, (sender, receiver), inputs) {
-        Ok(link) => drop(joined.insert(rank, Joined { join, link, machines })),
+        Ok(link) => {
+            link.send(Message::Joined);
+            joined.insert(rank, Joined { join, link, machines });
+        }
         Err(error) => {
             tracing::warn!("node {rank} cannot be served: {error}");
             return false;
@@ -666,8 +686,9 @@ fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
             Err(Refusal::Transient(why)) => why,
             Err(Refusal::Taken) => {
                 tracing::warn!("another launcher has the place of node {}: this one is a spare", member.rank);
-                return Err(Rejoin::begun(member.spare).into());
+                return Err(Rejoin { rank: member.spare, has_begun: member.has_begun }.into());
             }
+            Err(Refusal::Ended(why)) => bail!(why),
         };
         if end.is_some_and(|end| end <= Instant::now()) {
             bail!("no launcher of node 0 has come since it was lost: {why}");
@@ -706,7 +727,7 @@ fn joined(member: &Member, join: Join, admitted: Admitted) -> Result<Cluster> {
         on_loss: member.on_loss,
     };
     let cluster = Cluster::start(parts, welcome, (inputs, inbox))?;
-    cluster.with_network(|welcome, is_over| {
+    cluster.with_network(!member.rejoins, |welcome, is_over| {
         job_network((&member.coordinator, &join), welcome, Some(local), is_over)
     })
 }
@@ -717,6 +738,8 @@ pub(super) enum Refusal {
     Transient(String),
     /// Another launcher has its rank: it is a spare.
     Taken,
+    /// The launchers do not wait any longer.
+    Ended(String),
 }
 
 impl<T: Into<ConnectionError>> From<T> for Refusal {
@@ -734,23 +757,35 @@ struct Admitted {
     machines: [IpAddr; 2],
 }
 
-/// An authenticated connection to node 0, and the addresses of its machine and of this one.
+/// Node 0, as it was reached.
 pub(super) struct Reached {
     pub(super) connection: (Sender, Receiver),
+    /// Its answer to [`Message::Join`].
+    pub(super) answer: Message,
+    /// The address of its machine, and of this one.
     machines: [IpAddr; 2],
 }
 
-/// Connects to the first host of node 0 that answers. A machine that is lost does not; nor does a launcher that stands still,
+/// Connects to the first host at which node 0 answers. A machine that is lost does not; nor does a launcher that stands still,
 /// whose kernel accepts connections.
-pub(super) fn connect_to(at: &Coordinator, key: &ClusterKey) -> Result<Reached, ConnectionError> {
+pub(super) fn connect_to(
+    at: &Coordinator,
+    key: &ClusterKey,
+    join: &Join,
+) -> Result<Reached, ConnectionError> {
     let timeout = if at.may_move() { NODE_SEARCH_TIMEOUT } else { NODE_CONNECTION_TIMEOUT };
     let open = |stream: TcpStream| {
         let machines = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
         let socket = stream.try_clone()?;
-        let connection = connection::open(stream, key, Side::Node, timeout)?;
+        let (mut sender, mut receiver) = connection::open(stream, key, Side::Node, timeout)?;
+        sender.send(&Message::Join(join.clone()))?;
+        let answer = match receiver.receive()? {
+            Message::NotHere => return Err(std::io::Error::other("a spare listens there").into()),
+            answer => answer,
+        };
         // From now on node 0 may take its time.
         socket.set_write_timeout(Some(NODE_CONNECTION_TIMEOUT))?;
-        Ok(Reached { connection, machines })
+        Ok(Reached { connection: (sender, receiver), answer, machines })
     };
     let mut failure = None;
     for host in &at.hosts {
@@ -789,9 +824,9 @@ pub(super) fn others(at: &Coordinator) -> Vec<(bool, TcpStream)> {
 }
 
 fn try_connect(member: &Member, join: &Join, waits: &mut Waits<'_>) -> Result<Admitted, Refusal> {
-    let Reached { connection: (mut sender, mut receiver), machines } =
-        connect_to(&member.coordinator, &member.key)?;
-    sender.send(&Message::Join(join.clone()))?;
+    let Reached { connection: (sender, mut receiver), answer, machines } =
+        connect_to(&member.coordinator, &member.key, join)?;
+    check_answer(answer)?;
     // The other nodes may come much later.
     if !receiver.is_ready(NODE_WAIT_REPORT)? {
         waits.say(format!(
@@ -802,9 +837,20 @@ fn try_connect(member: &Member, join: &Join, waits: &mut Waits<'_>) -> Result<Ad
     receiver.set_timeout(None)?;
     match receiver.receive()? {
         Message::Welcome(welcome) => Ok(Admitted { connection: (sender, receiver), welcome, machines }),
+        other => {
+            check_answer(other).and_then(|()| Err(Refusal::Transient("it answers something else".to_owned())))
+        }
+    }
+}
+
+/// Whether node 0 has taken a node in.
+pub(super) fn check_answer(answer: Message) -> Result<(), Refusal> {
+    match answer {
+        Message::Joined => Ok(()),
         Message::Refused { why, is_transient: false } => Err(Refusal::Final(why)),
         Message::Refused { why, .. } => Err(Refusal::Transient(why)),
         Message::Spare { .. } => Err(Refusal::Taken),
+        Message::End(end) => Err(Refusal::Ended(end.why)),
         _ => Err(Refusal::Transient("it answers something else".to_owned())),
     }
 }

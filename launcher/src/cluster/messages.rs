@@ -153,7 +153,13 @@ pub enum Message {
     Take {
         /// The rank of that node.
         rank: u32,
+        /// Whether the run has begun that `--resume` asks for.
+        has_begun: bool,
     },
+    /// From the coordinator, at once: the node has joined, and waits for the others.
+    Joined,
+    /// From a spare that listens where the coordinator may be: it is not there.
+    NotHere,
     /// Of the protocol of snapshots.
     Snapshot(Envelope),
     /// From the coordinator: the global manifest is in the log.

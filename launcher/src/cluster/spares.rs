@@ -16,7 +16,7 @@
 
 use super::connection::{self, ClusterKey, ConnectionError, Receiver, Side};
 use super::host::Input;
-use super::join::{self, Refusal};
+use super::join::{self, Reached, Refusal};
 use super::links::{self, Joining, Link};
 use super::messages::{Join, Message};
 use super::options::Coordinator;
@@ -24,7 +24,7 @@ use super::rejoin::Rejoin;
 use crate::sys::deadline::{
     NODE_BEAT_INTERVAL, NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL,
     NODE_SOUGHT_TIME, NODE_WAIT_REPORT, REJOIN_LIMIT, SPARE_ASKS_STORE_INTERVAL, SPARE_REJOIN_PATIENCE,
-    SPARE_SILENCE_TIMEOUT, SPARE_START_PATIENCE, SPARE_TAKES_LIMIT,
+    SPARE_SILENCE_TIMEOUT, SPARE_SLOW_PATIENCE, SPARE_START_PATIENCE, SPARE_TAKES_LIMIT,
 };
 use crate::sys::error::{EXIT_OWN, bad_input};
 use anyhow::{Result, anyhow};
@@ -99,14 +99,14 @@ impl Spares {
     }
 
     /// Gives spares the places of these nodes, as far as there are spares.
-    pub(super) fn give(&mut self, missing: impl Iterator<Item = u32>) {
+    pub(super) fn give(&mut self, missing: impl Iterator<Item = u32>, has_begun: bool) {
         for rank in missing {
             if self.given.get(&rank).is_some_and(|given| given.elapsed() < SPARE_TAKES_LIMIT) {
                 continue;
             }
             let Some(((spare, _), link)) = self.waiting.pop_first() else { return };
             tracing::warn!("node {rank} is not there: the spare {spare} takes its place");
-            link.send(Message::Take { rank });
+            link.send(Message::Take { rank, has_begun });
             link.finish();
             self.given.insert(rank, Instant::now());
         }
@@ -159,7 +159,7 @@ pub fn await_place(waiting: &Waiting, may_resume: impl Fn() -> bool + Send + 'st
     let (mut pause, mut lost) = (NODE_FIRST_RETRY_INTERVAL, None);
     loop {
         match wait_at(waiting, &sight) {
-            Ok(Told::Take(rank)) => return Err(Rejoin::begun(rank).into()),
+            Ok(Told::Take(rejoin)) => return Err(rejoin.into()),
             Ok(Told::Over(code)) => return Ok(code),
             Ok(Told::Rejoin) => (pause, lost) = (NODE_FIRST_RETRY_INTERVAL, Some(Instant::now())),
             Ok(Told::Lost(why)) if *patience == Patience::None => {
@@ -175,6 +175,10 @@ pub fn await_place(waiting: &Waiting, may_resume: impl Fn() -> bool + Send + 'st
             }
             Err(Refusal::Transient(why)) => tracing::debug!("no connection to node 0 at {at}: {why}"),
             Err(Refusal::Taken) => tracing::debug!("node 0 at {at} knows this spare already"),
+            Err(Refusal::Ended(why)) => {
+                tracing::error!("{why}: this spare ends");
+                return Ok(EXIT_OWN);
+            }
         }
         if *patience != Patience::Endless && lost.is_some_and(|lost: Instant| lost.elapsed() >= REJOIN_LIMIT)
         {
@@ -189,7 +193,7 @@ pub fn await_place(waiting: &Waiting, may_resume: impl Fn() -> bool + Send + 'st
 /// What a spare was told.
 enum Told {
     /// To take the place of this node.
-    Take(u32),
+    Take(Rejoin),
     /// The job has ended, with this exit code.
     Over(i32),
     /// A launcher is lost: node 0 starts again.
@@ -200,12 +204,12 @@ enum Told {
 
 fn wait_at(waiting: &Waiting, sight: &Sight) -> Result<Told, Refusal> {
     let Waiting { at, key, join, timeout, .. } = waiting;
-    let (mut sender, mut receiver) = join::connect_to(at, key)?.connection;
-    sender.send(&Message::Join(Join { incarnation: join::incarnation(), ..join.clone() }))?;
-    match receiver.receive()? {
-        Message::Spare { .. } => {}
-        Message::Refused { why, is_transient: false } => return Err(Refusal::Final(why)),
-        _ => return Err(Refusal::Transient("it is not ready".to_owned())),
+    let join = Join { incarnation: join::incarnation(), ..join.clone() };
+    let Reached { connection: (_sender, mut receiver), answer, .. } = join::connect_to(at, key, &join)?;
+    match join::check_answer(answer) {
+        Err(Refusal::Taken) => {}
+        Err(refusal) => return Err(refusal),
+        Ok(()) => return Err(Refusal::Transient("it takes this spare for a node".to_owned())),
     }
     sight.see();
     tracing::info!(
@@ -215,16 +219,17 @@ fn wait_at(waiting: &Waiting, sight: &Sight) -> Result<Told, Refusal> {
     // While node 0 reads its log, it is silent.
     receiver.set_timeout(Some((*timeout).max(SPARE_SILENCE_TIMEOUT)))?;
     let told = told(&mut receiver, at, sight);
-    sight.forget();
+    // A launcher that starts again may need some time to end its part.
+    sight.forget(matches!(told, Told::Rejoin));
     Ok(told)
 }
 
 fn told(receiver: &mut Receiver, at: &Coordinator, sight: &Sight) -> Told {
     loop {
         match receiver.receive() {
-            Ok(Message::Take { rank }) => {
+            Ok(Message::Take { rank, has_begun }) => {
                 tracing::warn!("this spare takes the place of node {rank}");
-                return Told::Take(rank);
+                return Told::Take(Rejoin { rank, has_begun });
             }
             Ok(Message::Complete) => return Told::Over(0),
             Ok(Message::End(end)) if end.is_to_rejoin => return Told::Rejoin,
@@ -246,6 +251,8 @@ fn told(receiver: &mut Receiver, at: &Coordinator, sight: &Sight) -> Told {
 struct Sight {
     seen: Mutex<Option<Instant>>,
     was_there: AtomicBool,
+    /// It has said that it starts again.
+    is_back_soon: AtomicBool,
 }
 
 impl Sight {
@@ -254,8 +261,18 @@ impl Sight {
         self.was_there.store(true, Ordering::SeqCst);
     }
 
-    fn forget(&self) {
+    fn forget(&self, is_back_soon: bool) {
         *self.seen.lock() = None;
+        self.is_back_soon.store(is_back_soon, Ordering::SeqCst);
+    }
+
+    /// How long nodes may look for it elsewhere.
+    fn patience(&self) -> Duration {
+        match (self.was_there.load(Ordering::SeqCst), self.is_back_soon.load(Ordering::SeqCst)) {
+            (true, false) => SPARE_REJOIN_PATIENCE,
+            (true, true) => SPARE_SLOW_PATIENCE,
+            (false, _) => SPARE_START_PATIENCE,
+        }
     }
 
     fn is_there(&self, timeout: Duration) -> bool {
@@ -277,8 +294,7 @@ fn stand_by(
             match inbox.recv_timeout(NODE_BEAT_INTERVAL) {
                 Ok(Input::Joining(joining)) => {
                     let Joining { join, connection: (mut sender, _), .. } = *joining;
-                    let why = "this is a spare, not node 0".to_owned();
-                    let _ = sender.send(&Message::Refused { why, is_transient: true });
+                    let _ = sender.send(&Message::NotHere);
                     sender.close();
                     sought.insert(join.rank, Instant::now());
                 }
@@ -290,9 +306,7 @@ fn stand_by(
                 since = None;
                 continue;
             }
-            let was_there = sight.was_there.load(Ordering::SeqCst);
-            let patience = if was_there { SPARE_REJOIN_PATIENCE } else { SPARE_START_PATIENCE };
-            let is_time = since.get_or_insert_with(Instant::now).elapsed() >= patience;
+            let is_time = since.get_or_insert_with(Instant::now).elapsed() >= sight.patience();
             let may_ask = asked.is_none_or(|asked: Instant| asked.elapsed() >= SPARE_ASKS_STORE_INTERVAL);
             if is_time && may_ask {
                 asked = Some(Instant::now());
@@ -332,7 +346,8 @@ pub(super) fn give_way(
         while !has_joined.load(Ordering::SeqCst) {
             if join::others(&at).into_iter().any(is_it) && !has_joined.load(Ordering::SeqCst) {
                 tracing::warn!("there is another launcher of node 0: this one is a spare");
-                tracing::error!("cannot start again as a spare: {}", Rejoin::begun(join.rank).exec());
+                let again = Rejoin { rank: join.rank, has_begun: join.rejoins };
+                tracing::error!("cannot start again as a spare: {}", again.exec());
             }
             thread::sleep(NODE_WAIT_REPORT);
         }

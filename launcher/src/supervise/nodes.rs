@@ -11,7 +11,7 @@
 
 mod restart;
 
-use super::events::{self, Event};
+use super::events::{self, Event, Signals};
 use super::policy::Failure;
 use super::services::RunContext;
 use super::session::{JobSession, SessionEnd, SessionOutcome};
@@ -137,22 +137,30 @@ pub(super) fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     }
     let is_moved = rank != given;
     let nodes = NodeOptions { rank: Some(rank), is_moved, spare, ..nodes.clone() };
+    let may_be_spare = config.network == Network::Job && nodes.on_loss != OnNodeLoss::Exit;
+    let again = Rejoin { rank: spare, has_begun: nodes.has_begun };
     run_node(&Config { nodes, ..config.clone() }, argv)
-        .map_err(|error| if is_moved { spare_again(error, spare) } else { error })
+        .map_err(|error| if may_be_spare { spare_again(error, again) } else { error })
 }
 
-/// The launcher that had the place of a spare may be there, and seem to be lost from here only.
-fn spare_again(error: anyhow::Error, rank: u32) -> anyhow::Error {
+/// Another launcher has the part: a spare has taken the place of this one; or this one is a spare, and the other one seems to be
+/// lost from here only.
+fn spare_again(error: anyhow::Error, again: Rejoin) -> anyhow::Error {
     if !is_locked(&error) {
         return error;
     }
-    tracing::warn!("{error}: this launcher is a spare again");
+    tracing::warn!("{error}: this launcher is a spare");
     std::thread::sleep(SPARE_AGAIN_PAUSE);
-    Rejoin::begun(rank).into()
+    again.into()
 }
 
 /// Waits, as a spare, until a node is lost.
 fn await_place(config: &Config, argv: &[OsString], rank: u32) -> Result<i32> {
+    // A signal that asks the job to end ends a spare at once.
+    let _signals = Signals::listen(config.on_signal.clone())?;
+    await_store(config);
+    // It may be the first launcher that uses the store.
+    Root::open_or_create(&config.store, &config.store.pace())?;
     let options = &config.nodes;
     let nodes = options.several().unwrap_or(1);
     let at = options.coordinator.clone().context("the address was checked")?;
@@ -176,21 +184,15 @@ fn await_place(config: &Config, argv: &[OsString], rank: u32) -> Result<i32> {
     cluster::await_place(&waiting, may_resume)
 }
 
-/// Opens the job's store. A launcher that starts again has opened it before: what is wrong now may pass.
-fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
+/// Waits until the store answers. A launcher that starts again has used it before: what is wrong now may pass.
+fn await_store(config: &Config) {
     let begun = Instant::now();
-    loop {
-        match startup::open(config, argv) {
-            Err(error)
-                if config.nodes.rejoins_as.is_some()
-                    && !is_locked(&error)
-                    && begun.elapsed() < REJOIN_LIMIT =>
-            {
-                tracing::warn!("{error:#}. It is tried again");
-                std::thread::sleep(SPARE_AGAIN_PAUSE);
-            }
-            opened => return opened,
+    while config.nodes.rejoins_as.is_some() && begun.elapsed() < REJOIN_LIMIT {
+        match Root::open(&config.store).and_then(|root| root.check()) {
+            Ok(()) => return,
+            Err(error) => tracing::warn!("{error:#}. It is tried again"),
         }
+        std::thread::sleep(SPARE_AGAIN_PAUSE);
     }
 }
 
@@ -207,7 +209,8 @@ fn run_node(config: &Config, argv: &[OsString]) -> Result<i32> {
         anyhow!("cannot block connections while a snapshot of several nodes is taken: {error}. This needs CAP_NET_ADMIN and a kernel with nftables and owned tables (Linux 5.12)")
     })?;
     let metrics = config.metrics.map(metrics::listen).transpose()?;
-    let mut opened = open(config, argv)?;
+    await_store(config);
+    let mut opened = startup::open(config, argv)?;
     // What happens to a job happens on all its nodes: one of them tells it.
     let address = config.notify.clone().filter(|_| config.nodes.rank == Some(0));
     let notifier = address.map(|to| super::notifier(to, config, &opened)).transpose()?;

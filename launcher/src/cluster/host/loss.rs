@@ -7,6 +7,7 @@ use crate::cluster::links::Joining;
 use crate::cluster::messages::{End, Message};
 use crate::cluster::options::OnNodeLoss;
 use crate::sys::error::EXIT_OWN;
+use std::sync::atomic::Ordering;
 
 /// Connections of spares that come while the job runs have numbers from here on.
 const FIRST_NUMBER: u64 = 1 << 32;
@@ -16,7 +17,7 @@ impl Host {
     pub(super) fn end_after_loss(&mut self, why: String) {
         let is_to_rejoin = match self.on_loss {
             // It was to end anyway.
-            _ if self.is_to_stop => false,
+            _ if self.aftermath.is_to_stop.load(Ordering::SeqCst) => false,
             OnNodeLoss::Exit => false,
             OnNodeLoss::Wait => true,
             // Before the first snapshot, no spare can take a place.
@@ -27,12 +28,16 @@ impl Host {
 
     /// Somebody wants to join while the job runs.
     pub(super) fn admit_spare(&mut self, joining: Joining) {
-        if let Some(why) = mismatch(&self.own, &joining.join) {
-            return refuse(joining, why);
-        }
+        let mismatch = mismatch(&self.own, &joining.join);
         // A node that is there already becomes a spare, if any machine can take any node.
-        let may_be_spare = self.own.network_range.is_some() && self.on_loss != OnNodeLoss::Exit;
+        let may_be_spare = self.own.network_range.is_some()
+            && self.on_loss != OnNodeLoss::Exit
+            && self.usable > 0
+            && mismatch.is_none();
         if joining.join.rank >= self.settings.nodes || may_be_spare {
+            if let Some(why) = mismatch {
+                return refuse(joining, why);
+            }
             self.admitted += 1;
             return self.spares.add(joining, (FIRST_NUMBER + self.admitted, true), &self.inputs);
         }

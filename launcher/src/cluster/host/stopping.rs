@@ -13,6 +13,7 @@ use super::{Host, Notice};
 use crate::cluster::messages::{End, Message, StopHow};
 use crate::sys::error::EXIT_PREEMPTED;
 use ckpt_cluster::{AttemptId, Step};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A job that is being stopped.
@@ -40,7 +41,7 @@ impl Stopping {
 impl Host {
     /// The job is to be ended.
     pub(super) fn stop(&mut self, why: String, how: StopHow) {
-        self.is_to_stop = true;
+        self.aftermath.is_to_stop.store(true, Ordering::SeqCst);
         match &mut self.stopping {
             _ if how == StopHow::Now || self.is_waiting => return self.end_stopped(why, false),
             Some(stopping) => {
@@ -94,7 +95,7 @@ impl Host {
             return self.end_stopped(format!("{}; {why}", stopping.why), false);
         }
         tracing::warn!("{}, and runs on: {why}", stopping.why);
-        self.is_to_stop = false;
+        self.aftermath.is_to_stop.store(false, Ordering::SeqCst);
         self.tell_all(&Message::RunsOn { why: why.to_owned() });
         let _ = self.notices.send(Notice::RunsOn(why.to_owned()));
     }

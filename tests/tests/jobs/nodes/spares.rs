@@ -161,7 +161,7 @@ fn a_spare_gives_way_to_another_node_0() {
         until_it_waits(&job, &mut spare, 2);
         let said = job.machines.sandboxes[2].read("spare.err");
         assert!(
-            said.contains(if is_locked { "a spare again" } else { "another launcher of node 0" }),
+            said.contains(if is_locked { "this launcher is a spare" } else { "another launcher of node 0" }),
             "{said}"
         );
         job.full_speed();
