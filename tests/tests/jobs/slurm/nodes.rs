@@ -157,6 +157,58 @@ fn a_step_on_two_nodes_is_stopped_and_resumes() {
     assert_rounds(&cluster, 2, &said);
 }
 
+/// A step with a node more than the job has. The launcher of one is killed, and srun keeps the others.
+#[test]
+fn a_further_node_of_a_step_is_a_spare() {
+    if !is_full() {
+        return;
+    }
+    let cluster = cluster(3);
+    let dir = cluster.sandbox.path();
+    let text = format!(
+        "#!/bin/sh\nunset LD_LIBRARY_PATH\nexport CKPT_CRIU={}\nmkdir -p node$SLURM_NODEID\ncd node$SLURM_NODEID\n\
+         exec {} --nodes 2 --network job --node-timeout 3s --store ../store --job ring --interval off --interpose off \
+         -- {} {} $SLURM_NODEID {ROUNDS} 5000 ckpt-node-0 ckpt-node-1\n",
+        criu().display(),
+        ckpt_run().display(),
+        python().display(),
+        programs().join("nodes/ring.py").display(),
+    );
+    let part = script(&dir.join("part"), &text);
+    for node in ["node0", "node1"] {
+        fs::create_dir(dir.join(node)).unwrap();
+        fs::write(dir.join(node).join("slow"), "").unwrap();
+    }
+    let log = fs::File::create(dir.join("step.log")).unwrap();
+    let mut step = cluster
+        .command(&["srun", "--no-kill", "--partition=low", "--nodes=3", "--ntasks-per-node=1", &part])
+        .unwrap();
+    let mut step = step.stdout(Stdio::null()).stderr(log).spawn().unwrap();
+    let said = || cluster.sandbox.read("step.log");
+    let mut until_lines = |lines: usize, text: &str| {
+        until("rounds", || {
+            assert!(step.try_wait().unwrap().is_none(), "{}", said());
+            let is_there = rounds(&cluster, 1).lines().count() >= lines && said().contains(text);
+            is_there.then_some(())
+        });
+    };
+    until_lines(5, "waits until a node is lost");
+    let store = dir.join("store").display().to_string();
+    cluster.ok(&[ckpt_run().to_str().unwrap(), "checkpoint", "--store", &store, "--job", "ring.node0"]);
+    let kill = format!(
+        "for pid in $(pgrep -x ckpt-run); do [ \"$(readlink /proc/$pid/cwd)\" = {}/node1 ] && kill -9 $pid; done; true",
+        dir.display()
+    );
+    cluster.ok(&["sh", "-c", &kill]);
+    until_lines(5, "the spare 2 takes its place");
+    for node in ["node0", "node1"] {
+        fs::remove_file(dir.join(node).join("slow")).unwrap();
+    }
+    // The exit code of the step is that of the task that was killed.
+    assert_ne!(step.wait().unwrap().code(), Some(0), "{}", said());
+    assert_rounds(&cluster, 2, &said());
+}
+
 /// What `sbatch` runs on the first node: as examples/slurm/job.sbatch, with a step on all nodes.
 const BATCH: &str = r#"#!/bin/sh
 requeue=no
