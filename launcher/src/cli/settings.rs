@@ -438,7 +438,7 @@ pub const SETTINGS: &[Setting] = &[
         value: Some("WHAT"),
         default: "auto",
         help: "What the launchers do that are left when a node is lost: exit, wait for it, or auto",
-        long_help: "What the launchers of a job on several nodes do that are left when the launcher of a node is lost, with its machine or without:\n  exit  all end with exit code 125. Whoever has started them starts all of them again, and the job resumes\n  wait  they wait until the node is there again, started by whoever has started it before, and resume the job then\n  auto  wait for up to 10 minutes if there is a spare (a launcher whose --node-rank is --nodes or more), which takes the place of the node; otherwise exit\nA spare takes the place of node 0 only if its machine is one of the hosts of --coordinator. With several hosts, auto waits when node 0 is lost, whether there is a spare or not.",
+        long_help: "What the launchers of a job on several nodes do that are left when the launcher of a node is lost, with its machine or without:\n  exit  all end with exit code 125. The scheduler starts all of them again, and the job resumes\n  wait  they wait until the scheduler has started the lost one again, and resume the job then\n  auto  wait for up to 10 minutes if there is a spare (a launcher whose --node-rank is --nodes or more), which takes the place of the node; otherwise exit\nA spare takes the place of node 0 only if its machine is one of the hosts of --coordinator. With several hosts, auto waits when node 0 is lost, whether there is a spare or not.",
         set: |config, option| option.put(&mut config.nodes.on_loss, "exit, wait or auto", named),
     },
     Setting {

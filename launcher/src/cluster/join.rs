@@ -289,7 +289,7 @@ fn spare_patience(member: &Member) -> Option<Duration> {
 /// The log, and what it says to the nodes that have joined.
 fn open_log(member: &Member, own: &Join, joined: &BTreeMap<u32, Joined>) -> Result<(Chosen, StoredLog)> {
     let job = &member.job;
-    // The others have begun what node 0 is told to begin.
+    // The other nodes have begun the run that `--resume` asks node 0 to begin.
     let begins = match member.rejoins {
         true => !member.has_begun,
         false => !joined.values().any(|one| one.join.rejoins),
@@ -362,7 +362,7 @@ fn await_all(
     Ok((joined, spares))
 }
 
-/// Nobody takes the place of a node that is lost: whoever has started the launchers is to start them again.
+/// No spare takes the place of a node that is lost: the launchers end, and the scheduler starts them again.
 fn give_up<T>(nodes: u32, (joined, spares): (BTreeMap<u32, Joined>, Spares), at: &Coordinator) -> Result<T> {
     let why =
         format!("no spare has taken the place of a node that was lost: {}", missing(nodes, &joined, at));

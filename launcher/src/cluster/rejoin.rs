@@ -1,4 +1,4 @@
-//! A launcher that starts again in its own process, after another one was lost: whoever has started it notices nothing.
+//! A launcher that starts again in its own process, after another one was lost: the scheduler notices nothing.
 //! It is the same as if the same command were run again, so nothing of the lost session is left in it.
 
 use crate::sys::descriptor_limit;

@@ -176,7 +176,7 @@ fn a_spare_gives_way_to_another_node_0() {
     }
 }
 
-/// `--lost-node wait`: whoever has started a launcher starts it again, and nothing else.
+/// `--lost-node wait`: only the launcher that was lost is started again.
 #[test]
 fn launchers_wait_for_one_that_is_started_again() {
     let Some(machines) = machines(2) else { return };
