@@ -329,16 +329,9 @@ impl Cluster {
     /// How this launcher starts again, if the job has ended on all nodes so that the launchers that are left do.
     #[must_use]
     pub fn rejoin(&self) -> Option<Rejoin> {
-        let Aftermath { rejoins, has_begun, .. } = &*self.aftermath;
-        let (rank, has_begun) = (self.me.rank, has_begun.load(Ordering::SeqCst));
-        let rejoins = rejoins.load(Ordering::SeqCst) && !self.is_to_stop();
-        rejoins.then_some(Rejoin { rank, has_begun })
-    }
-
-    /// Whether the job was to be stopped when it ended.
-    #[must_use]
-    pub fn is_to_stop(&self) -> bool {
-        self.aftermath.is_to_stop.load(Ordering::SeqCst)
+        let Aftermath { rejoins, has_begun, is_to_stop } = &*self.aftermath;
+        let rejoins = rejoins.load(Ordering::SeqCst) && !is_to_stop.load(Ordering::SeqCst);
+        rejoins.then(|| Rejoin { rank: self.me.rank, has_begun: has_begun.load(Ordering::SeqCst) })
     }
 
     /// Waits until all that has to be sent is sent. Only after Complete, End or a failure.

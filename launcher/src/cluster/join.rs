@@ -210,12 +210,8 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
             let damaged = |cause: &std::io::Error| cause.kind() == ErrorKind::InvalidData;
             let is_damaged = error.chain().filter_map(|cause| cause.downcast_ref()).any(damaged);
             let is_transient = !is_damaged && !error.is::<BadInput>();
-            for Joined { link, .. } in joined.into_values() {
-                link.send(Message::Refused { why: why.clone(), is_transient });
-                link.finish();
-            }
-            spares.tell(&Message::End(End::failure(why, exit_code_of(&error))));
-            spares.finish();
+            let end = Message::End(End::failure(why.clone(), exit_code_of(&error)));
+            dismiss((joined, spares), &Message::Refused { why, is_transient }, &end);
             return Err(error);
         }
     };
@@ -280,6 +276,8 @@ pub fn has_snapshots(job: &JobDir) -> std::io::Result<bool> {
 /// How long a node may be missing when all others are there, before a spare takes its place; `None` if none can, since there is
 /// nothing to resume: a part that begins needs its own command.
 fn spare_patience(member: &Member) -> Option<Duration> {
+    // Without it there are no spares, and the log need not be read here.
+    member.network_range?;
     let patience = if member.rejoins { SPARE_REJOIN_PATIENCE } else { SPARE_START_PATIENCE };
     // An error is reported when all are there.
     let has_snapshots = || has_snapshots(&member.job).unwrap_or(true);
@@ -367,13 +365,18 @@ fn give_up<T>(nodes: u32, (joined, spares): (BTreeMap<u32, Joined>, Spares), at:
     let why =
         format!("no spare has taken the place of a node that was lost: {}", missing(nodes, &joined, at));
     let end = Message::End(End::failure(why.clone(), EXIT_OWN));
+    dismiss((joined, spares), &end, &end);
+    bail!(why)
+}
+
+/// Tells the nodes that have joined, and the spares, why nothing begins, and closes the connections.
+fn dismiss((joined, spares): (BTreeMap<u32, Joined>, Spares), to_nodes: &Message, to_spares: &Message) {
     for Joined { link, .. } in joined.into_values() {
-        link.send(end.clone());
+        link.send(to_nodes.clone());
         link.finish();
     }
-    spares.tell(&end);
+    spares.tell(to_spares);
     spares.finish();
-    bail!(why)
 }
 
 /// A node that has joined.
@@ -774,19 +777,6 @@ pub(super) fn connect_to(
     join: &Join,
 ) -> Result<Reached, ConnectionError> {
     let timeout = if at.may_move() { NODE_SEARCH_TIMEOUT } else { NODE_CONNECTION_TIMEOUT };
-    let open = |stream: TcpStream| {
-        let machines = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
-        let socket = stream.try_clone()?;
-        let (mut sender, mut receiver) = connection::open(stream, key, Side::Node, timeout)?;
-        sender.send(&Message::Join(join.clone()))?;
-        let answer = match receiver.receive()? {
-            Message::NotHere => return Err(std::io::Error::other("a spare listens there").into()),
-            answer => answer,
-        };
-        // From now on node 0 may take its time.
-        socket.set_write_timeout(Some(NODE_CONNECTION_TIMEOUT))?;
-        Ok(Reached { connection: (sender, receiver), answer, machines })
-    };
     let mut failure = None;
     for host in &at.hosts {
         let stream = addresses(host, at.port).and_then(|addresses| {
@@ -799,13 +789,36 @@ pub(super) fn connect_to(
             }
             stream
         });
-        match stream.map_err(ConnectionError::from).and_then(open) {
+        match stream.map_err(ConnectionError::from).and_then(|stream| ask(stream, key, join, timeout)) {
             Ok(reached) => return Ok(reached),
             Err(error) if error.is_final() => return Err(error),
             Err(error) => failure = failure.or(Some(error)),
         }
     }
     Err(failure.unwrap_or_else(|| std::io::Error::other("there is no host").into()))
+}
+
+/// Asks node 0 to join.
+///
+/// # Errors
+/// When the other end does not answer within `timeout`, or is not node 0.
+pub(super) fn ask(
+    stream: TcpStream,
+    key: &ClusterKey,
+    join: &Join,
+    timeout: Duration,
+) -> Result<Reached, ConnectionError> {
+    let machines = [stream.peer_addr()?, stream.local_addr()?].map(|address| address.ip().to_canonical());
+    let socket = stream.try_clone()?;
+    let (mut sender, mut receiver) = connection::open(stream, key, Side::Node, timeout)?;
+    sender.send(&Message::Join(join.clone()))?;
+    let answer = match receiver.receive()? {
+        Message::NotHere => return Err(std::io::Error::other("a spare listens there").into()),
+        answer => answer,
+    };
+    // From now on node 0 may take its time.
+    socket.set_write_timeout(Some(NODE_CONNECTION_TIMEOUT))?;
+    Ok(Reached { connection: (sender, receiver), answer, machines })
 }
 
 /// Connections to the other machines at which node 0 may be, and whether nodes look for it there before they look here.

@@ -14,7 +14,7 @@
 //! half of the other nodes look for node 0 there, and it has no connection to node 0 itself, it starts again as node 0. Two
 //! launchers that take themselves for node 0 do no harm: a session needs all other nodes, and the log tells who has the job.
 
-use super::connection::{self, ClusterKey, ConnectionError, Receiver, Side};
+use super::connection::{ClusterKey, ConnectionError, Receiver};
 use super::host::Input;
 use super::join::{self, Reached, Refusal};
 use super::links::{self, Joining, Link};
@@ -357,15 +357,8 @@ pub(super) fn give_way(
 
 /// Whether the job runs with the node 0 at the other end; `None` if that is not node 0.
 fn ask_node_0(stream: TcpStream, key: &ClusterKey, join: &Join) -> Option<bool> {
-    let ask = || -> Result<Message, Refusal> {
-        let (mut sender, mut receiver) = connection::open(stream, key, Side::Node, NODE_CONNECTION_TIMEOUT)?;
-        sender.send(&Message::Join(join.clone()))?;
-        let answer = receiver.receive()?;
-        sender.close();
-        Ok(answer)
-    };
-    match ask() {
-        Ok(Message::Spare { is_running }) => Some(is_running),
+    match join::ask(stream, key, join, NODE_CONNECTION_TIMEOUT).ok()?.answer {
+        Message::Spare { is_running } => Some(is_running),
         _ => None,
     }
 }

@@ -5,6 +5,7 @@ use ckpt_run_tests::{Running, python, torchrun, train_script};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 /// That many machines, or nothing if there can be none here.
 pub fn machines(count: usize) -> Option<Machines> {
@@ -150,27 +151,29 @@ impl Job {
 
     /// A spare on the machine of this number, for this node: with its directory and its store.
     pub fn start_spare(&self, machine: usize, node: usize) -> Running {
-        let (sandbox, own) = (&self.machines.sandboxes[node], &self.machines.sandboxes[machine]);
-        let mut arguments = self.arguments(node);
-        let rank = arguments.iter().position(|argument| argument == "--node-rank").expect("a rank") + 1;
-        arguments[rank] = (self.nodes() + machine).to_string();
-        let mut command = self.machines.on(machine, &sandbox.command(arguments));
-        command.current_dir(sandbox.path());
-        fs::create_dir_all(&own.store).unwrap();
-        own.start_command("spare", command)
+        let command = self.spare(machine, node, &[]);
+        self.machines.sandboxes[machine].start_command("spare", command)
     }
 
     /// What a spare does that takes itself for node 0 and has a state directory of its own.
     pub fn start_as_node_0(&self, machine: usize) -> Running {
-        let (sandbox, own) = (&self.machines.sandboxes[0], &self.machines.sandboxes[machine]);
-        let mut arguments = self.arguments(0);
+        let own = &self.machines.sandboxes[machine];
+        let mut command = self.spare(machine, 0, &["__rejoin", "0", "begun"]);
+        command.env("XDG_STATE_HOME", own.path().join("state"));
+        own.start_command("spare", command)
+    }
+
+    fn spare(&self, machine: usize, node: usize, first: &[&str]) -> Command {
+        let sandbox = &self.machines.sandboxes[node];
+        let mut arguments = self.arguments(node);
         let rank = arguments.iter().position(|argument| argument == "--node-rank").expect("a rank") + 1;
         arguments[rank] = (self.nodes() + machine).to_string();
-        arguments.splice(..0, ["__rejoin", "0", "begun"].map(str::to_owned));
+        arguments.splice(..0, first.iter().map(|argument| (*argument).to_owned()));
         let mut command = self.machines.on(machine, &sandbox.command(arguments));
-        command.current_dir(sandbox.path()).env("XDG_STATE_HOME", own.path().join("state"));
-        fs::create_dir_all(&own.store).unwrap();
-        own.start_command("spare", command)
+        command.current_dir(sandbox.path());
+        // It is looked for after a kill.
+        fs::create_dir_all(&self.machines.sandboxes[machine].store).unwrap();
+        command
     }
 
     pub fn start(&self) -> Vec<Running> {
@@ -189,12 +192,18 @@ impl Job {
         }
     }
 
+    /// Waits until a file has that many lines more on all nodes than it has on the one that is ahead.
+    pub fn until_more(&self, running: &mut [Running], file: &str, more: usize) {
+        let now = (0..self.nodes()).map(|node| self.lines(node, file)).max().unwrap_or(0);
+        self.until_lines(running, file, now + more);
+    }
+
     pub fn checkpoint(&self, running: &[Running]) {
         running[0].checkpoint(&self.machines.sandboxes[0]);
     }
 
     /// A machine without a node.
-    pub fn spare(&self) -> usize {
+    pub fn free_machine(&self) -> usize {
         (0..self.machines.sandboxes.len())
             .find(|machine| !self.places.contains(machine))
             .expect("a spare machine")

@@ -24,13 +24,12 @@ fn another_machine_takes_the_node_of_one_that_is_lost() {
     assert!(shown.contains("network of the job") && shown.contains("/30"), "{shown}");
     // Node 1 moves, then node 0 with the coordinator, to where node 1 was.
     for node in [1, 0] {
-        let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
-        job.until_lines(&mut running, "blocks.txt", before + 5);
+        job.until_more(&mut running, "blocks.txt", 5);
         job.machines.connect(job.places[node], false);
         running[node].kill_everything();
         assert_eq!(running[1 - node].wait(), 125, "{}", running[1 - node].said());
         let lost = job.places[node];
-        job.places[node] = job.spare();
+        job.places[node] = job.free_machine();
         running = job.start();
         job.until_answering(&mut running);
         for one in &running {
@@ -146,7 +145,7 @@ fn training_that_moves_between_machines_survives_many_kills() {
         if random.bool() {
             let node = random.usize(0..2);
             running[node].kill_everything();
-            job.places[node] = job.spare();
+            job.places[node] = job.free_machine();
             moved += 1;
         } else {
             kill(running, random);

@@ -46,14 +46,13 @@ fn nodes_need_only_an_object_store() {
         proxy.break_next(2, "PUT", "/nodes/", Fault::Status(503));
         proxy.break_next(1, "PUT", "/nodes/", Fault::LoseAnswer);
         job.checkpoint(&running);
-        let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
-        job.until_lines(&mut running, "blocks.txt", before + 5);
+        job.until_more(&mut running, "blocks.txt", 5);
         running[node].kill_everything();
         assert_eq!(running[1 - node].wait(), 125, "{}", running[1 - node].said());
         let lost = job.machines.sandboxes[node].path();
         fs::remove_dir_all(lost.join("state")).unwrap();
         fs::remove_file(lost.join("blocks.txt")).unwrap();
-        job.places[node] = job.spare();
+        job.places[node] = job.free_machine();
         running = job.start();
         resumed(&job, &mut running);
     }

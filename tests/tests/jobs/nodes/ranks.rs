@@ -156,7 +156,7 @@ fn ranks_move_to_another_machine() {
         ranks.until_more(&mut running, 2);
         running[node].kill_everything();
         assert_eq!(running[1 - node].wait(), 125, "{}", running[1 - node].said());
-        ranks.job.places[node] = ranks.job.spare();
+        ranks.job.places[node] = ranks.job.free_machine();
         running = ranks.job.start();
         ranks.job.until_answering(&mut running);
         for one in &running {

@@ -24,16 +24,14 @@ fn a_spare_takes_the_place_of_a_node_that_is_lost() {
     }
     for round in 1..=2 {
         job.checkpoint(&running);
-        let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
-        job.until_lines(&mut running, "blocks.txt", before + 5);
+        job.until_more(&mut running, "blocks.txt", 5);
         job.machines.connect(job.places[1], false);
         let lost_at = Instant::now();
         running[1].kill_everything();
         job.places[1] = 1 + round;
         running[1] = spares.remove(0);
         running[0].until("a resume", || job.has_resumed(0, round).then_some(()));
-        let lines = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
-        job.until_lines(&mut running, "blocks.txt", lines + 1);
+        job.until_more(&mut running, "blocks.txt", 1);
         println!("{:.1} s from the loss of a machine to the next blocks", lost_at.elapsed().as_secs_f64());
         job.until_answering(&mut running);
     }
@@ -85,15 +83,13 @@ fn a_spare_takes_the_place_of_node_0() {
     let mut running = job.begun("blocks.txt");
     until_it_waits(&job, &mut spare, 2);
     job.checkpoint(&running);
-    let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
-    job.until_lines(&mut running, "blocks.txt", before + 5);
+    job.until_more(&mut running, "blocks.txt", 5);
     job.machines.connect(0, false);
     let lost_at = Instant::now();
     running[0].kill_everything();
     running[0] = spare;
     running[1].until("a resume", || job.has_resumed(1, 1).then_some(()));
-    let lines = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
-    job.until_lines(&mut running, "blocks.txt", lines + 1);
+    job.until_more(&mut running, "blocks.txt", 1);
     println!("{:.1} s from the loss of node 0 to the next blocks", lost_at.elapsed().as_secs_f64());
     job.until_answering(&mut running);
     let said = job.machines.sandboxes[2].read("spare.err");
@@ -191,8 +187,7 @@ fn launchers_wait_for_one_that_is_started_again() {
         // Those that have begun do so no more.
         job.options.retain(|option| option != "--resume" && option != "never");
         running[node] = job.start_one(node);
-        let before = job.lines(0, "blocks.txt").max(job.lines(1, "blocks.txt"));
-        job.until_lines(&mut running, "blocks.txt", before + 5);
+        job.until_more(&mut running, "blocks.txt", 5);
         job.until_answering(&mut running);
         assert!(job.has_resumed(1 - node, 2 - node), "{}", running[1 - node].said());
     }

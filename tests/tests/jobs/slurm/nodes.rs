@@ -80,15 +80,19 @@ fn script(path: &Path, text: &str) -> String {
 /// The command of a step of that many parts. Its tasks have the libraries of srun's wrapper in their environment.
 fn part(dir: &Path, parts: usize) -> String {
     let addresses: Vec<_> = (1..=parts).map(|part| format!("10.78.0.{part}")).collect();
+    part_with(dir, "", &addresses.join(" "))
+}
+
+/// The same with further options, at these addresses.
+fn part_with(dir: &Path, options: &str, addresses: &str) -> String {
     let text = format!(
         "#!/bin/sh\nunset LD_LIBRARY_PATH\nexport CKPT_CRIU={}\nmkdir -p node$SLURM_NODEID\ncd node$SLURM_NODEID\n\
-         exec {} --store ../store --job ring --interval off --interpose off -- \
-         {} {} $SLURM_NODEID {ROUNDS} 5000 {}\n",
+         exec {} {options} --store ../store --job ring --interval off --interpose off -- \
+         {} {} $SLURM_NODEID {ROUNDS} 5000 {addresses}\n",
         criu().display(),
         ckpt_run().display(),
         python().display(),
         programs().join("nodes/ring.py").display(),
-        addresses.join(" "),
     );
     script(&dir.join("part"), &text)
 }
@@ -165,16 +169,8 @@ fn a_further_node_of_a_step_is_a_spare() {
     }
     let cluster = cluster(3);
     let dir = cluster.sandbox.path();
-    let text = format!(
-        "#!/bin/sh\nunset LD_LIBRARY_PATH\nexport CKPT_CRIU={}\nmkdir -p node$SLURM_NODEID\ncd node$SLURM_NODEID\n\
-         exec {} --nodes 2 --network job --node-timeout 3s --store ../store --job ring --interval off --interpose off \
-         -- {} {} $SLURM_NODEID {ROUNDS} 5000 ckpt-node-0 ckpt-node-1\n",
-        criu().display(),
-        ckpt_run().display(),
-        python().display(),
-        programs().join("nodes/ring.py").display(),
-    );
-    let part = script(&dir.join("part"), &text);
+    let options = "--nodes 2 --network job --node-timeout 3s";
+    let part = part_with(dir, options, "ckpt-node-0 ckpt-node-1");
     for node in ["node0", "node1"] {
         fs::create_dir(dir.join(node)).unwrap();
         fs::write(dir.join(node).join("slow"), "").unwrap();
