@@ -147,11 +147,7 @@ pub fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Whether this is `cargo xtask test --full`.
-#[must_use]
-pub fn is_full_run() -> bool {
-    std::env::var_os("CKPT_TEST_KILLS").is_some()
-}
+pub use ckpt_test_skip::is_full_run;
 
 /// A random generator of one test. An ordinary run does the same each time, so that nothing fails in it that is new; a full
 /// run looks for that.

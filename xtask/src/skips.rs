@@ -1,7 +1,8 @@
 //! Tests that skip: which may, and which did.
 //!
 //! A test that cannot run on a machine calls `ckpt_test_skip::skip`, which appends a line to a file. A test that
-//! skips without being listed here fails `cargo xtask test`.
+//! skips without being listed here fails `cargo xtask test`. Tests of `--full` need no entry: they skip without it, and
+//! fail if they skip with it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -18,20 +19,14 @@ const PREFIX: &str = "SKIPPED: ";
 const KERNEL: &str = "not every kernel has, or allows in a container, what the test uses";
 const REACH: &str = "other users have no access to a workspace in a private directory";
 const OWNER: &str = "only root can give files to another user";
+/// Why tests of `--full` skip without it; as in tests/skip.
 const FULL: &str = "needs `cargo xtask test --full`";
+const MACHINE: &str = "another test runs it in a virtual machine";
 const FRAMEWORKS: &str = "needs `cargo xtask conformance --real-driver --full`";
 const MOUNT: &str = "not every container allows mounts and loop devices";
 
 /// The tests that may skip, by the end of their path, and why.
 const MAY_SKIP: &[(&str, &str)] = &[
-    ("a_newer_pytorch_in_a_root_of_its_own_survives", FULL),
-    ("criu_s_own_tests_pass_as_jobs", FULL),
-    ("a_job_survives_after_pip_install_in_a_bare_system", FULL),
-    ("a_job_survives_after_pip_install_for_a_user_without_rights", FULL),
-    ("a_job_survives_after_uv_tool_install_in_a_bare_system", FULL),
-    ("a_job_survives_after_uv_tool_install_for_a_user_without_rights", FULL),
-    ("a_job_survives_after_the_installation_of_the_deb", FULL),
-    ("a_job_survives_after_the_installation_of_the_rpm", FULL),
     ("a_real_driver_passes_and_the_simulated_driver_does_the_same", "needs a GPU"),
     ("nvidias_nccl_for_cuda_13_fails_as_without_the_interposer", FRAMEWORKS),
     ("frameworks_on_nvidias_driver_fail_as_without_the_interposer", FRAMEWORKS),
@@ -65,66 +60,15 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("a_job_runs_while_its_checkpoint_waits_for_a_lock", MOUNT),
     ("ext4", MOUNT),
     ("xfs_with_reflinks", MOUNT),
+    ("nothing_is_lost_by_kills_during_pre_copy", MACHINE),
     ("ext4_keeps_what_was_stored", MOUNT),
     (
         "what_earlier_builds_have_stored_is_resumed",
         "needs `cargo xtask test --full` in a clone with the history",
     ),
-    ("the_report_agrees_with_what_the_job_has_noted", FULL),
-    ("xfs_keeps_what_was_stored", FULL),
-    ("a_machine_is_cut_off_at_any_request", FULL),
-    ("btrfs_keeps_what_was_stored", FULL),
-    ("all_programs_pass_under_a_distributions_kernel", FULL),
-    ("all_programs_and_training_pass_with_pre_copy", FULL),
-    ("kills_during_pre_copy", FULL),
-    ("nothing_is_lost_by_kills_during_pre_copy", FULL),
-    ("a_job_with_its_store_on_nfs_survives", FULL),
-    ("a_server_of_nfs_4_keeps_what_was_stored", FULL),
-    ("a_server_of_nfs_3_keeps_what_was_stored", FULL),
-    ("a_job_outlasts_a_silent_server", FULL),
     ("tmpfs_with_a_store_on_a_disk", MOUNT),
     ("overlayfs", MOUNT),
     ("a_file_of_a_tmpfs_that_is_changed_through_a_mapping_is_in_the_snapshot", MOUNT),
-    ("a_connection_between_two_machines_survives", FULL),
-    ("a_cut_that_fails_on_one_machine_leaves_the_job_running_on_both", FULL),
-    ("a_message_between_machines_whose_connection_is_closed_is_not_lost", FULL),
-    ("a_store_that_is_slow_does_not_end_the_job", FULL),
-    ("training_on_two_machines_survives_and_is_preempted", FULL),
-    ("a_job_that_ends_during_a_snapshot_is_complete", FULL),
-    ("a_connection_that_stands_still_is_named", FULL),
-    ("another_key_and_another_address_are_refused_by_name", FULL),
-    ("training_on_two_machines_survives_many_kills", FULL),
-    ("any_node_takes_requests_for_snapshots_and_the_end", FULL),
-    ("a_step_on_two_nodes_is_stopped_and_resumes", FULL),
-    ("a_job_on_four_nodes_is_preempted_requeued_and_refused_with_another_node", FULL),
-    ("a_part_that_fails_is_restarted_on_all_nodes", FULL),
-    ("launchers_that_wait_for_others_say_so", FULL),
-    ("a_part_that_fails_too_often_ends_the_job", FULL),
-    ("an_older_snapshot_is_resumed_on_all_nodes", FULL),
-    ("a_run_that_does_not_begin_on_all_nodes_leaves_the_one_before", FULL),
-    ("another_machine_takes_the_node_of_one_that_is_lost", FULL),
-    ("connections_beside_the_network_of_a_job_are_named", FULL),
-    ("what_does_not_fit_the_network_of_a_job_is_refused", FULL),
-    ("training_that_moves_between_machines_survives_many_kills", FULL),
-    ("an_interface_that_a_killed_launcher_has_left_is_deleted", FULL),
-    ("a_ring_of_four_machines_survives_kills", FULL),
-    ("a_network_in_two_halves_ends_the_job_on_both_sides", FULL),
-    ("a_machine_that_is_cut_off_is_named", FULL),
-    ("ranks_on_two_machines_are_saved_together", FULL),
-    ("ranks_on_two_machines_survive_kills", FULL),
-    ("ranks_move_to_another_machine", FULL),
-    ("a_rank_that_waits_elsewhere_is_named_with_its_node", FULL),
-    ("a_cut_that_fails_leaves_the_ranks_of_all_machines_running", FULL),
-    ("two_ranks_survive_kills_of_each_kind", FULL),
-    ("two_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind", FULL),
-    ("four_ranks_survive_kills_of_each_kind", FULL),
-    ("four_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind", FULL),
-    ("eight_ranks_survive_kills_of_each_kind", FULL),
-    ("four_ranks_with_windows_survive_kills_of_each_kind", FULL),
-    ("two_ranks_with_windows_whose_memory_is_copied_back_survive_kills_of_each_kind", FULL),
-    ("eight_ranks_whose_memory_is_copied_back_survive_kills_of_each_kind", FULL),
-    ("ranks_over_sockets_that_wait_on_the_host_now_and_then_are_saved_in_a_later_attempt", FULL),
-    ("ranks_that_wait_on_the_host_survive_kills_at_short_intervals", FULL),
     ("a_resume_is_refused_before_anything_is_touched", "a file system with reflinks needs no copies"),
 ];
 
@@ -138,10 +82,11 @@ pub struct Skip {
 }
 
 impl Skip {
-    /// Whether the list has the test.
-    pub fn is_allowed(&self) -> bool {
+    /// Whether the test may skip in a run with or without `--full`.
+    fn is_allowed(&self, is_full: bool) -> bool {
         let name = self.test.rsplit("::").next();
-        MAY_SKIP.iter().any(|(allowed, _)| name == Some(allowed))
+        let is_of_full = !is_full && self.reason == FULL;
+        is_of_full || MAY_SKIP.iter().any(|(allowed, _)| name == Some(allowed))
     }
 }
 
@@ -169,17 +114,18 @@ pub fn read(file: &Path) -> Result<Vec<Skip>> {
     }
 }
 
-/// Prints each skipped test, and returns whether all of them may skip.
-pub fn report(skips: &[Skip]) -> bool {
-    for Skip { test, reason } in skips.iter().filter(|skip| skip.is_allowed()) {
+/// Prints each skipped test, and returns whether all of them may skip in a run with or without `--full`.
+pub fn report(skips: &[Skip], is_full: bool) -> bool {
+    let (allowed, others): (Vec<_>, Vec<_>) = skips.iter().partition(|skip| skip.is_allowed(is_full));
+    for Skip { test, reason } in allowed {
         println!("test: {test} was skipped: {reason}");
     }
-    for Skip { test, reason } in skips.iter().filter(|skip| !skip.is_allowed()) {
+    for Skip { test, reason } in &others {
         println!(
             "test: {test} was skipped, which FAILS: {reason}. Tests that may skip are in xtask/src/skips.rs"
         );
     }
-    skips.iter().all(Skip::is_allowed)
+    others.is_empty()
 }
 
 fn parse(text: &str) -> Vec<Skip> {
@@ -214,8 +160,15 @@ mod tests {
         let skips = parse("SKIPPED: refused::a_vsock: vsock.py: no such device\nother\nSKIPPED: b: c\n");
         let skip = |test: &str, reason: &str| Skip { test: test.to_owned(), reason: reason.to_owned() };
         assert_eq!(skips, [skip("refused::a_vsock", "vsock.py: no such device"), skip("b", "c")]);
-        assert_eq!(skips.iter().map(Skip::is_allowed).collect::<Vec<_>>(), [true, false]);
-        assert!(!report(&skips));
+        assert_eq!(skips.iter().map(|skip| skip.is_allowed(false)).collect::<Vec<_>>(), [true, false]);
+        assert!(!report(&skips, false));
+    }
+
+    #[test]
+    fn tests_of_full_skip_without_it_only() {
+        let skips = parse("SKIPPED: spares: needs `cargo xtask test --full`\n");
+        assert!(report(&skips, false));
+        assert!(!report(&skips, true));
     }
 
     #[test]
@@ -233,7 +186,7 @@ mod tests {
     #[test]
     fn the_helper_of_the_tests_writes_these_lines() {
         let source = fs::read_to_string(workspace::root().join("tests/skip/src/lib.rs")).unwrap();
-        for text in [FILE_VARIABLE, PREFIX] {
+        for text in [FILE_VARIABLE, PREFIX, FULL] {
             assert!(source.contains(&format!("\"{text}\"")), "{text}");
         }
     }

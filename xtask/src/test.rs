@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut child = test.spawn().context("could not start cargo test")?;
     let failures = Failures::read(BufReader::new(child.stdout.take().context("no output of cargo test")?))?;
     let status = child.wait()?;
-    let all_may_skip = skips::report(&skips::read(&skipped)?);
+    let all_may_skip = skips::report(&skips::read(&skipped)?, args.full);
     print!("{}", failures.report());
     let no_findings =
         if args.full && args.args.is_empty() { fuzz::all_readers(FUZZ_S, "")? } else { ExitCode::SUCCESS };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ckpt_run_tests::gpu::{Gpu, built, cuda_bindings_alone, cuda_program, succeed};
 use ckpt_run_tests::processes::descendants;
-use ckpt_run_tests::{Running, Sandbox, seeded_rng, set_variables, torchrun_with_two_ranks};
+use ckpt_run_tests::{Running, Sandbox, is_full_run, seeded_rng, set_variables, torchrun_with_two_ranks};
 
 /// How often most jobs are killed: 5 times, or as often as `CKPT_TEST_KILLS` says.
 pub fn kills() -> u32 {
@@ -18,7 +18,7 @@ pub fn kills() -> u32 {
 
 /// The same for jobs of many processes, which take long: twice.
 pub fn few_kills() -> u32 {
-    if std::env::var_os("CKPT_TEST_KILLS").is_some() { kills() } else { 2 }
+    if is_full_run() { kills() } else { 2 }
 }
 
 /// Steps of a job that rests between them and lasts longer than all kills take.

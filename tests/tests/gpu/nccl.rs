@@ -5,9 +5,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use ckpt_run_tests::gpu::{built, cuda_program, libcuda_dir};
-use ckpt_run_tests::{
-    Running, Sandbox, is_full_run, rng_of_run, schema, torchrun_with_ranks, torchrun_with_two_ranks,
-};
+use ckpt_run_tests::{Running, Sandbox, rng_of_run, schema, torchrun_with_ranks, torchrun_with_two_ranks};
+use ckpt_test_skip::is_full_run_or_skip;
 
 use crate::gpu_job::{GpuJob, few_kills, kills, library};
 
@@ -124,16 +123,16 @@ fn two_ranks_with_windows_over_sockets_survive() {
 
 #[test]
 fn four_ranks_with_windows_survive_kills_of_each_kind() {
-    if !is_full_run() {
-        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    if !is_full_run_or_skip() {
+        return;
     }
     windows(4, P2P, MANY).survives_kills_of_each_kind(kills());
 }
 
 #[test]
 fn two_ranks_with_windows_whose_memory_is_copied_back_survive_kills_of_each_kind() {
-    if !is_full_run() {
-        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    if !is_full_run_or_skip() {
+        return;
     }
     windows(2, COPIED_BACK, MANY).survives_kills_of_each_kind(kills());
 }
@@ -176,8 +175,8 @@ fn a_killed_rank_is_resumed_with_all_others() {
 
 /// A rank, the job's init, the launcher: each is killed so often, at random moments.
 fn survive_kills_of_each_kind(count: u32, variables: &[(&str, &str)]) {
-    if !is_full_run() {
-        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    if !is_full_run_or_skip() {
+        return;
     }
     ranks_with(count, variables, MANY).survives_kills_of_each_kind(kills());
 }
@@ -360,8 +359,8 @@ fn ranks_that_wait_on_the_host_now_and_then_are_saved_in_a_later_attempt() {
 
 #[test]
 fn ranks_over_sockets_that_wait_on_the_host_now_and_then_are_saved_in_a_later_attempt() {
-    if !is_full_run() {
-        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    if !is_full_run_or_skip() {
+        return;
     }
     is_saved_in_a_later_attempt(SOCKETS);
 }
@@ -372,8 +371,8 @@ fn ranks_over_sockets_that_wait_on_the_host_now_and_then_are_saved_in_a_later_at
 fn ranks_that_wait_on_the_host_survive_kills_at_short_intervals() {
     const RETRIED: usize = 2;
     const LONGEST_LIFE_MS: u64 = 15_000;
-    if !is_full_run() {
-        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    if !is_full_run_or_skip() {
+        return;
     }
     let job = with_the_host_too(P2P);
     let mut random = rng_of_run();

@@ -34,7 +34,7 @@ fn test_names() -> Vec<String> {
 /// Runs these tests in a machine, where they have to pass or to be skipped.
 fn pass_in_a_machine(tests: &[String], variables: &[(&str, &str)]) {
     let Some(tool) = tool() else {
-        ckpt_test_skip::skip("needs `cargo xtask test --full`");
+        ckpt_test_skip::needs_full();
         return;
     };
     let sandbox = Sandbox::new();
@@ -104,7 +104,7 @@ fn passes(mut job: Running, sandbox: &Sandbox, what: &str) {
 #[test]
 fn nothing_is_lost_by_kills_during_pre_copy() {
     if shared_directory().is_none() {
-        ckpt_test_skip::skip("needs `cargo xtask test --full`");
+        ckpt_test_skip::skip("another test runs this one in a virtual machine");
         return;
     }
     for point in CRIU_POINTS {

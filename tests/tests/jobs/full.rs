@@ -153,7 +153,7 @@ fn unbroken(given: &Path) -> String {
 #[test]
 fn a_newer_pytorch_in_a_root_of_its_own_survives() {
     let Some(given) = std::env::var_os("CKPT_TEST_ROOTFS").map(PathBuf::from) else {
-        ckpt_test_skip::skip("CKPT_TEST_ROOTFS is not set; `cargo xtask test --full` sets it");
+        ckpt_test_skip::needs_full();
         return;
     };
     let root = Root::new(&given);

@@ -81,7 +81,7 @@ done
 fn survives(how: &str, user: u32) {
     let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let (Some(packages), Some(roots), Some(uv)) = (named(PACKAGES), named(ROOTS), named(UV)) else {
-        ckpt_test_skip::skip("cargo xtask test --full sets packages and bare roots up");
+        ckpt_test_skip::needs_full();
         return;
     };
     for root in roots.split(':').map(Path::new) {

@@ -124,13 +124,14 @@ fn a_machine_that_was_cut_off_saves_nothing_when_it_is_back() {
     }
 }
 
+fn full_rounds() -> Option<usize> {
+    std::env::var(ckpt_test_skip::FULL_VARIABLE).ok()?.parse().ok()
+}
+
 /// The same in the middle of a checkpoint.
 #[test]
 fn a_machine_is_cut_off_at_any_request() {
-    let Some(rounds) = std::env::var("CKPT_TEST_KILLS").ok().and_then(|rounds| rounds.parse::<usize>().ok())
-    else {
-        return ckpt_test_skip::skip("needs `cargo xtask test --full`");
-    };
+    let Some(rounds) = full_rounds() else { return ckpt_test_skip::needs_full() };
     let mut random = rng_of_run();
     for round in 0..rounds {
         let fault = [Fault::Drop, Fault::Silence, Fault::Late, Fault::LoseAnswer][round % 4].clone();

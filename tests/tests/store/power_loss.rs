@@ -7,6 +7,7 @@ use ckpt_run_tests::file_systems::{
 };
 use ckpt_run_tests::power_loss::{Left, PowerLoss, RecordedDisk, Recording};
 use ckpt_run_tests::{Running, Sandbox, python, seeded_rng, set_variables};
+use ckpt_test_skip::is_full_run_or_skip;
 use fastrand::Rng;
 use serde_json::Value;
 use std::fs;
@@ -353,10 +354,8 @@ fn on(kind: FileSystem, test: &str) {
 
 /// The same, with `cargo xtask test --full` only.
 fn in_full_on(kind: FileSystem, test: &str) {
-    if std::env::var_os(FULL_VARIABLE).is_some() {
+    if is_full_run_or_skip() {
         on(kind, test);
-    } else {
-        ckpt_test_skip::skip("needs `cargo xtask test --full`");
     }
 }
 

@@ -1,11 +1,12 @@
 //! The habits on other file systems, which the tests mount for themselves.
 
-use super::{check, is_full, mixed, plan};
+use super::{check, mixed, plan};
 use ckpt_run_tests::Sandbox;
 use ckpt_run_tests::file_systems::{
     FileSystem, in_namespaces, inner_directory, make_layers, mount_overlay, unavailable,
 };
 use ckpt_run_tests::habits::{self, GROUPS, HabitJob, MAY_REFUSE, Outcome, Plan};
+use ckpt_run_tests::is_full_run;
 use std::path::Path;
 
 /// Kills of each job; with `--full` all groups run.
@@ -28,7 +29,7 @@ fn on(kind: FileSystem, test: &str) {
     let mixed = mixed();
     let mixed: Vec<_> = mixed.iter().map(String::as_str).filter(is_covered).collect();
     let mut jobs = vec![("mixed", mixed, KILLS)];
-    if is_full() {
+    if is_full_run() {
         jobs.extend(
             GROUPS.iter().map(|(name, habits)| {
                 (*name, habits.iter().copied().filter(is_covered).collect(), FULL_KILLS)

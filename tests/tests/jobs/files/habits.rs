@@ -1,7 +1,8 @@
 //! Habits of writing, killed at random moments. `cargo xtask soak --files` runs each alone, for longer.
 
-use super::{KILLS, KILLS_VARIABLE, check, chosen, is_full, mixed, number, plan, seed};
+use super::{KILLS, KILLS_VARIABLE, check, chosen, mixed, number, plan, seed};
 use ckpt_run_tests::habits::{self, GROUPS, HabitJob, MAY_REFUSE, MIXED, Outcome, Plan};
+use ckpt_run_tests::is_full_run;
 use ckpt_run_tests::{Sandbox, ckpt_run, criu, programs};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -79,14 +80,14 @@ fn what_may_be_refused_is_refused_by_name_or_right() {
 
 #[test]
 fn snapshots_at_an_interval() {
-    let kills = if is_full() { 20 } else { 3 };
+    let kills = if is_full_run() { 20 } else { 3 };
     check("at an interval", &habits::run(Sandbox::new(), &plan(&mixed(), kills, &["--interval", "1s"])));
 }
 
 /// That of the directory is in the paths of all files, in the names that the job has open, and in its working directory.
 #[test]
 fn files_in_a_directory_whose_name_is_not_utf8() {
-    let kills = if is_full() { 20 } else { 3 };
+    let kills = if is_full_run() { 20 } else { 3 };
     let work = OsStr::from_bytes(b"tr\xe9sor").to_owned();
     check("not UTF-8", &habits::run(Sandbox::new(), &Plan { work, ..plan(&mixed(), kills, &[]) }));
 }
@@ -100,7 +101,7 @@ fn files_of_a_user_without_rights() {
             return ckpt_test_skip::skip("other users have no access to the programs under test");
         }
     }
-    let kills = if is_full() { 20 } else { 3 };
+    let kills = if is_full_run() { 20 } else { 3 };
     let habits: Vec<_> = mixed().into_iter().filter(|habit| !habit.starts_with("outside_")).collect();
     let plan = Plan { uid: Some(UID), ..plan(&habits, kills, &["--files", "strict"]) };
     check("without rights", &habits::run(Sandbox::new(), &plan));

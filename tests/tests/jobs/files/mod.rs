@@ -9,6 +9,7 @@ mod put_back;
 mod told;
 
 use ckpt_run_tests::habits::{MAY_REFUSE, MIXED, Outcome, Plan};
+use ckpt_run_tests::is_full_run;
 use std::time::UNIX_EPOCH;
 
 /// Kills of each job with a group of habits. `cargo xtask test --full` has more.
@@ -32,15 +33,10 @@ fn mixed() -> Vec<String> {
     chosen().unwrap_or_else(|| MIXED.iter().map(ToString::to_string).collect())
 }
 
-/// Whether this is `cargo xtask test --full`.
-fn is_full() -> bool {
-    std::env::var_os(KILLS_VARIABLE).is_some()
-}
-
 /// The seed in the environment; or else a new one with `--full`, and the same each time without.
 fn seed() -> u64 {
     let now = UNIX_EPOCH.elapsed().unwrap().as_nanos();
-    let new = if is_full() { u64::try_from(now % 1_000_000_007).unwrap() } else { 1 };
+    let new = if is_full_run() { u64::try_from(now % 1_000_000_007).unwrap() } else { 1 };
     number("CKPT_TEST_FILES_SEED").unwrap_or(new)
 }
 

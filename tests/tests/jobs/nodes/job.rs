@@ -2,6 +2,7 @@
 
 use ckpt_run_tests::machines::Machines;
 use ckpt_run_tests::{Running, python, torchrun, train_script};
+use ckpt_test_skip::is_full_run_or_skip;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -9,8 +10,7 @@ use std::process::Command;
 
 /// That many machines, or nothing if there can be none here.
 pub fn machines(count: usize) -> Option<Machines> {
-    if std::env::var_os("CKPT_TEST_KILLS").is_none() {
-        ckpt_test_skip::skip("needs `cargo xtask test --full`");
+    if !is_full_run_or_skip() {
         return None;
     }
     match Machines::make(count) {

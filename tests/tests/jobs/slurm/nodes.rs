@@ -2,6 +2,7 @@
 
 use super::{CONFIG, Cluster};
 use ckpt_run_tests::{Sandbox, ckpt_run, criu, programs, python, until};
+use ckpt_test_skip::is_full_run_or_skip;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -112,17 +113,9 @@ fn assert_rounds(cluster: &Cluster, parts: usize, said: &str) {
     }
 }
 
-fn is_full() -> bool {
-    let is_full = std::env::var_os("CKPT_TEST_KILLS").is_some();
-    if !is_full {
-        ckpt_test_skip::skip("needs `cargo xtask test --full`");
-    }
-    is_full
-}
-
 #[test]
 fn a_step_on_two_nodes_is_stopped_and_resumes() {
-    if !is_full() {
+    if !is_full_run_or_skip() {
         return;
     }
     let cluster = cluster(2);
@@ -164,7 +157,7 @@ fn a_step_on_two_nodes_is_stopped_and_resumes() {
 /// A step with a node more than the job has. The launcher of one is killed, and srun keeps the others.
 #[test]
 fn a_further_node_of_a_step_is_a_spare() {
-    if !is_full() {
+    if !is_full_run_or_skip() {
         return;
     }
     let cluster = cluster(3);
@@ -249,7 +242,7 @@ fn submit(cluster: &Cluster, batch: &str, options: &[&str]) -> String {
 #[test]
 fn a_job_on_four_nodes_is_preempted_requeued_and_refused_with_another_node() {
     const PARTS: usize = 4;
-    if !is_full() {
+    if !is_full_run_or_skip() {
         return;
     }
     let cluster = cluster(5);

@@ -195,7 +195,7 @@ fn surprise(program: &Program, outcome: &Outcome) -> Option<String> {
 #[test]
 fn criu_s_own_tests_pass_as_jobs() {
     let Some(root) = std::env::var_os("CKPT_TEST_ZDTM").map(PathBuf::from) else {
-        ckpt_test_skip::skip("CKPT_TEST_ZDTM is not set; `cargo xtask test --full` sets it");
+        ckpt_test_skip::needs_full();
         return;
     };
     // One of them changes the name of the machine. Threads and processes that this thread starts are in the namespace, too.

@@ -52,7 +52,7 @@ fn alone() -> MutexGuard<'static, ()> {
 fn tool_or_skip() -> Option<PathBuf> {
     let tool = tool();
     if tool.is_none() {
-        ckpt_test_skip::skip("needs `cargo xtask test --full`");
+        ckpt_test_skip::needs_full();
     }
     tool
 }
