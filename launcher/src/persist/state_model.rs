@@ -8,6 +8,7 @@
 //! - A launcher resumes from the newest snapshot of the history that it can reach: its own machine's, or an uploaded one
 //!   if the job has run on the other machine meanwhile. Never from one that was left behind, and not if the job is complete.
 //! - After an orderly end the newest snapshot is on the disk.
+//! - A tag names one snapshot: the one that any machine has named last.
 //! - Once all snapshots are removed, their data is gone.
 
 use crate::job::claim::ClaimedJob;
@@ -17,6 +18,7 @@ use crate::job::status::SharedStatus;
 use crate::persist::copier::CopyParts;
 use crate::persist::memory::Persister;
 use crate::persist::upload::Uploader;
+use crate::store::marks::{self, TagChange};
 use crate::store::options::StoreOptions;
 use crate::store::root::Root;
 use crate::store::tiers::{self, DISK, MEMORY, REMOTE};
@@ -38,10 +40,14 @@ const CASES: u32 = 48;
 const MACHINES: usize = 2;
 /// Copies and uploads of some kilobytes.
 const ENOUGH: Duration = Duration::from_secs(300);
+/// The tags that both machines set.
+const TAGS: [&str; 2] = ["best", "before-the-change"];
 /// When the first snapshot is taken, in seconds since 1970 UTC.
 const FIRST_S: u64 = 1_800_000_000;
 
 type Ids = BTreeSet<SnapshotId>;
+/// What each tag names.
+type Tags = BTreeMap<&'static str, SnapshotId>;
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
@@ -68,7 +74,8 @@ enum Action {
     /// The machine is set up anew.
     LoseDisk,
     Pin(Index, bool),
-    Tag(Index, bool),
+    /// A tag names one snapshot: it moves. Which tag, and whether it is set.
+    Tag(Index, usize, bool),
     /// Two restores have failed.
     MarkBad(Index),
     Remove(Index),
@@ -98,7 +105,7 @@ fn action() -> impl Strategy<Value = (usize, Action)> {
         2 => Just(Action::Kill),
         1 => Just(Action::LoseDisk),
         2 => any::<(Index, bool)>().prop_map(|(which, is_set)| Action::Pin(which, is_set)),
-        2 => any::<(Index, bool)>().prop_map(|(which, is_set)| Action::Tag(which, is_set)),
+        3 => (any::<Index>(), 0..TAGS.len(), any::<bool>()).prop_map(|(which, tag, is_set)| Action::Tag(which, tag, is_set)),
         1 => any::<Index>().prop_map(Action::MarkBad),
         1 => any::<Index>().prop_map(Action::Remove),
     ];
@@ -123,13 +130,23 @@ struct Launcher {
 #[derive(Clone, Default)]
 struct Marks {
     pinned: Ids,
-    tagged: Ids,
+    tags: Tags,
     bad: Ids,
 }
 
 impl Marks {
     fn is_kept(&self, id: &SnapshotId) -> bool {
-        self.pinned.contains(id) || self.tagged.contains(id)
+        self.kept().any(|kept| kept == id)
+    }
+
+    fn kept(&self) -> impl Iterator<Item = &SnapshotId> {
+        self.pinned.iter().chain(self.tags.values())
+    }
+
+    fn forget(&mut self, id: &SnapshotId) {
+        self.pinned.remove(id);
+        self.tags.retain(|_, tagged| tagged != id);
+        self.bad.remove(id);
     }
 }
 
@@ -144,6 +161,8 @@ struct Model {
     /// For each snapshot ever taken, the history up to it.
     saved: BTreeMap<SnapshotId, Vec<SnapshotId>>,
     marks: [Marks; MACHINES],
+    /// As the machines have told the object store.
+    shared_tags: Tags,
     /// By each machine; a machine that has lost its disk cannot take back what it has pinned.
     pinned_remotely: BTreeMap<SnapshotId, BTreeSet<String>>,
     /// Taken by a launcher while the job ran on the other machine. They count for `--keep` and are not resumed.
@@ -252,19 +271,9 @@ impl World {
             Action::Complete => self.complete(machine),
             Action::Kill => self.kill(machine),
             Action::LoseDisk => self.lose_disk(machine),
-            Action::Pin(which, is_set) => self.change_marks(machine, which, |model, marks, id| {
-                set(&mut model.pinned, id, *is_set);
-                if *is_set { marks.pin(id) } else { marks.unpin(id) }
-            }),
-            Action::Tag(which, is_set) => self.change_marks(machine, which, |model, marks, id| {
-                set(&mut model.tagged, id, *is_set);
-                let tag = format!("of-{id}");
-                if *is_set {
-                    marks.tag(id, &tag).unwrap();
-                } else {
-                    marks.untag(id, &tag);
-                }
-            }),
+            Action::Pin(which, is_set) => self.pin(machine, which, *is_set),
+            Action::Tag(which, tag, true) => self.tag(machine, which, TAGS[*tag]),
+            Action::Tag(which, tag, false) => self.untag(machine, which, TAGS[*tag]),
             Action::MarkBad(which) => {
                 if let Some(id) = self.any(machine, which) {
                     self.model.marks[machine].bad.insert(id.clone());
@@ -287,41 +296,99 @@ impl World {
         );
     }
 
-    /// As the commands that pin and tag do.
-    fn change_marks(
-        &mut self,
-        machine: usize,
-        which: &Index,
-        change: impl Fn(&mut Marks, &mut ckpt_snapshot::Marks, &SnapshotId),
-    ) {
+    /// As the commands that pin, unpin, tag and untag do.
+    fn pin(&mut self, machine: usize, which: &Index, is_set: bool) {
         let Some(id) = self.any(machine, which) else { return };
-        let (job, model) = (self.job(machine), &mut self.model.marks[machine]);
-        job.change_marks(|marks| change(model, marks, &id)).unwrap();
-        let is_kept = model.is_kept(&id);
-        assert_eq!(job.marks().unwrap().is_kept(&id), is_kept);
-        let (store, keeper) = (self.store(machine), job.keeper().unwrap());
-        let remote = store.tier(REMOTE).unwrap().store();
-        let keepers = self.model.pinned_remotely.entry(id.clone()).or_default();
-        if is_kept {
-            remote.pin(&id, &keeper).unwrap();
+        set(&mut self.model.marks[machine].pinned, &id, is_set);
+        let change =
+            |marks: &mut ckpt_snapshot::Marks| if is_set { marks.pin(&id) } else { marks.unpin(&id) };
+        self.job(machine).change_marks(change).unwrap();
+        self.share(machine, &id, None);
+        self.check_marks();
+    }
+
+    fn tag(&mut self, machine: usize, which: &Index, tag: &'static str) {
+        let Some(id) = self.any(machine, which) else { return };
+        let moved = self.job(machine).change_marks(|marks| marks.tag(&id, tag)).unwrap().unwrap();
+        let before = self.model.marks[machine].tags.insert(tag, id.clone()).filter(|before| *before != id);
+        assert_eq!(moved, Vec::from_iter(before));
+        moved.iter().for_each(|other| self.share(machine, other, None));
+        self.model.shared_tags.insert(tag, id.clone());
+        self.share(machine, &id, Some(TagChange::Set(tag)));
+        self.check_marks();
+    }
+
+    fn untag(&mut self, machine: usize, which: &Index, tag: &'static str) {
+        let Some(id) = self.any(machine, which) else { return };
+        if self.known_tags(machine).get(tag) != Some(&id) {
+            return;
+        }
+        let tagged = self.model.marks[machine].tags.remove(tag);
+        let change = |marks: &mut ckpt_snapshot::Marks| {
+            if let Some(id) = &tagged {
+                marks.untag(id, tag);
+            }
+        };
+        self.job(machine).change_marks(change).unwrap();
+        tagged.iter().filter(|other| **other != id).for_each(|other| self.share(machine, other, None));
+        if self.model.shared_tags.get(tag) == Some(&id) {
+            self.model.shared_tags.remove(tag);
+        }
+        self.share(machine, &id, Some(TagChange::Removed(tag)));
+        self.check_marks();
+    }
+
+    /// Tells the other machine.
+    fn share(&mut self, machine: usize, id: &SnapshotId, change: Option<TagChange<'_>>) {
+        let job = self.job(machine);
+        marks::share(&self.options(machine), &job, id, change).unwrap();
+        let (keeper, keepers) =
+            (job.keeper().unwrap(), self.model.pinned_remotely.entry(id.clone()).or_default());
+        if self.model.marks[machine].is_kept(id) {
             keepers.insert(keeper);
         } else {
             keepers.remove(&keeper);
-            assert_eq!(remote.unpin(&id, Some(&keeper)).unwrap(), !keepers.is_empty());
         }
         self.model.pinned_remotely.retain(|_, keepers| !keepers.is_empty());
-        assert_eq!(remote.pins().unwrap(), self.model.pinned_remotely);
+    }
+
+    /// What each tag names for a machine: what it names in the object store, or else what this machine has said.
+    fn known_tags(&self, machine: usize) -> Tags {
+        let shared = self.model.shared_tags.iter();
+        let mut tags = self.model.marks[machine].tags.clone();
+        tags.extend(shared.map(|(tag, id)| (*tag, id.clone())));
+        tags
+    }
+
+    fn check_marks(&self) {
+        let store = self.store(0);
+        assert_eq!(store.tier(REMOTE).unwrap().store().pins().unwrap(), self.model.pinned_remotely);
+        for machine in 0..MACHINES {
+            let (job, model) = (self.job(machine), &self.model.marks[machine]);
+            assert_eq!(
+                job.marks().unwrap().kept().cloned().collect::<Ids>(),
+                model.kept().cloned().collect()
+            );
+            let known = marks::of_all_machines(&self.options(machine), &job).unwrap();
+            for tag in TAGS {
+                let expected = Vec::from_iter(self.known_tags(machine).get(tag).cloned());
+                assert_eq!(
+                    known.tagged(tag).cloned().collect::<Vec<_>>(),
+                    expected,
+                    "{tag} on machine {machine}"
+                );
+            }
+        }
     }
 
     fn remove(&mut self, machine: usize, which: &Index) -> Option<SnapshotId> {
         // A running job would not notice.
         let id = self.any(machine, which).filter(|_| self.launchers.iter().all(Option::is_none))?;
         tiers::remove(&self.options(machine), &self.store(machine), &self.job(machine), &id).unwrap();
-        let marks = &mut self.model.marks[machine];
-        for ids in [&mut marks.pinned, &mut marks.tagged, &mut marks.bad] {
-            ids.remove(&id);
-        }
+        self.model.marks[machine].forget(&id);
+        self.model.shared_tags.retain(|_, tagged| *tagged != id);
         self.model.pinned_remotely.remove(&id);
+        self.check_marks();
         Some(id)
     }
 
@@ -410,7 +477,7 @@ impl World {
         if uploaded == Some(id.to_string()) {
             assert!(is_of_owner, "{id} was uploaded by a machine that has lost the job");
             let (keeper, marks) = (self.job(machine).keeper().unwrap(), &self.model.marks[machine]);
-            for id in marks.pinned.union(&marks.tagged) {
+            for id in marks.kept() {
                 self.model.pinned_remotely.entry(id.clone()).or_default().insert(keeper.clone());
             }
         }
