@@ -10,10 +10,13 @@
 //! - `short`: fewer bytes than asked for, of files, pipes and streams
 //! - `late`: the call begins some milliseconds later
 //! - `refused`: an error of a machine without memory, descriptors, processes or space, or with a broken disk
+//! - `NUMBER:ERRNO`: this error, of this system call only
+//!
+//! With the one kind `listed`, nothing is done, and LOG has a line `NUMBER:ERRNO` for each fault that a call can have.
 //!
 //! It ends with the last process that it traces.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -72,6 +75,8 @@ struct Tracer {
     one_in: u64,
     most: u64,
     kinds: Vec<String>,
+    /// The lines of `listed`.
+    listed: BTreeSet<(c_long, c_int)>,
     log: File,
     after: Duration,
     /// When faults begin; `None` until the shell has become ckpt-run.
@@ -91,6 +96,7 @@ fn main() {
         one_in: number(one_in),
         most: number(most),
         kinds: kinds.to_vec(),
+        listed: BTreeSet::new(),
         log: File::options().create(true).append(true).open(log).expect("the log"),
         after: Duration::from_millis(number(after_ms)),
         begin: None,
@@ -206,15 +212,27 @@ impl Tracer {
     /// The fault of this call, and what the log says of it.
     fn choose(&mut self, pid: Pid, registers: &libc::user_regs_struct) -> Option<(Fault, String)> {
         let begun = self.begin.is_some_and(|begin| Instant::now() >= begin);
-        if !begun || self.most == 0 || self.random.u64(..self.one_in) != 0 {
+        let kind = self.random.choice(&self.kinds)?.clone();
+        // What concerns one call only is chosen among the calls with its number.
+        let only = kind.split_once(':').map(|(number, errno)| {
+            (number.parse::<c_long>().expect("a number"), errno.parse::<c_int>().expect("a number"))
+        });
+        if !begun || only.is_some_and(|(number, _)| number != registers.orig_rax.cast_signed()) {
             return None;
         }
-        if is_loader(pid, registers.rip) {
+        if self.most == 0 || self.random.u64(..self.one_in) != 0 || is_loader(pid, registers.rip) {
             return None;
         }
         let call = Call::new(pid, registers)?;
-        let kind = self.random.choice(&self.kinds)?;
-        let fault = match &**kind {
+        if kind == "listed" {
+            self.list(&call);
+            return None;
+        }
+        let fault = match &*kind {
+            _ if only.is_some() => {
+                let (_, errno) = only?;
+                call.faults().any(|one| one == errno).then_some(Fault::Error(errno))?
+            }
             "interrupted" => call.can_be_interrupted().then_some(Fault::Error(libc::EINTR))?,
             "short" => Fault::Short(call.shorter(&mut self.random)?),
             "late" => Fault::Late(Duration::from_millis(self.random.u64(1..LATEST_MS))),
@@ -228,6 +246,17 @@ impl Tracer {
             Fault::Late(delay) => format!("{delay:?}"),
         };
         Some((fault, format!("{kind} {} ({}) {what}", registers.orig_rax, call.path)))
+    }
+}
+
+impl Tracer {
+    /// Writes down which faults the call can have.
+    fn list(&mut self, call: &Call) {
+        for errno in call.faults() {
+            if self.listed.insert((call.number, errno)) {
+                writeln!(self.log, "{}:{errno}", call.number).expect("a line of the log");
+            }
+        }
     }
 }
 
@@ -273,6 +302,11 @@ impl Call {
         }
     }
 
+    /// All errors that it can have.
+    fn faults(&self) -> impl Iterator<Item = c_int> {
+        self.can_be_interrupted().then_some(libc::EINTR).into_iter().chain(self.errors().iter().copied())
+    }
+
     /// A length below the one that was asked for, if the kernel may transfer less.
     fn shorter(&self, random: &mut fastrand::Rng) -> Option<u64> {
         let may = match self.number {
@@ -289,7 +323,7 @@ impl Call {
 
     /// Errors of a machine in trouble, as the kernel reports them for this call.
     fn errors(&self) -> &'static [c_int] {
-        use libc::{EAGAIN, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC};
+        use libc::{EAGAIN, EIO, EMFILE, ENFILE, ENOLCK, ENOMEM, ENOSPC};
         let is_file = self.target == Target::File;
         match self.number {
             libc::SYS_read | libc::SYS_pread64 | libc::SYS_readv if is_file => &[EIO],
@@ -312,7 +346,20 @@ impl Call {
             libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => &[EAGAIN, ENOMEM],
             libc::SYS_mount | libc::SYS_fsopen | libc::SYS_fsmount | libc::SYS_open_tree => &[ENOMEM],
             libc::SYS_epoll_ctl | libc::SYS_sendmsg => &[ENOMEM],
-            libc::SYS_statx | libc::SYS_newfstatat => &[ENOMEM],
+            libc::SYS_statx | libc::SYS_newfstatat | libc::SYS_readlink | libc::SYS_readlinkat => {
+                &[EIO, ENOMEM]
+            }
+            libc::SYS_ftruncate | libc::SYS_fchmod | libc::SYS_fchmodat | libc::SYS_fchown => &[EIO, ENOSPC],
+            libc::SYS_fchownat | libc::SYS_utimensat | libc::SYS_fsetxattr | libc::SYS_mknodat => {
+                &[EIO, ENOSPC]
+            }
+            libc::SYS_fstatfs | libc::SYS_statfs | libc::SYS_lseek | libc::SYS_faccessat2 => &[EIO],
+            libc::SYS_mprotect | libc::SYS_process_vm_readv | libc::SYS_recvmsg => &[ENOMEM],
+            libc::SYS_unshare | libc::SYS_setns => &[ENOMEM, ENOSPC],
+            libc::SYS_execve => &[ENOMEM, EIO],
+            libc::SYS_flock => &[ENOLCK],
+            libc::SYS_fcntl if self.flags == libc::F_DUPFD_CLOEXEC as u64 => &[EMFILE],
+            libc::SYS_bind | libc::SYS_listen | libc::SYS_connect | libc::SYS_setsockopt => &[ENOMEM],
             _ => &[],
         }
     }

@@ -3,6 +3,8 @@
 
 use ckpt_run_tests::system_calls::traced;
 use ckpt_run_tests::{Running, Sandbox, programs, rng_of_run, until};
+use ckpt_test_skip::is_full_run_or_skip;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -15,6 +17,10 @@ const NEARLY_DONE: usize = 900;
 /// How often the job is resumed with failing calls, and how many fail in each of these sessions.
 const FAULTY_SESSIONS: usize = 5;
 const FAULTS_OF_SESSION: usize = 4;
+/// How often with errors of one call only.
+const SESSIONS_OF_A_CALL: usize = 2;
+/// Of how many of its calls one has the error.
+const ONE_IN: [u64; 4] = [1, 4, 20, 100];
 /// When a session has begun, in milliseconds, on a machine that is not very slow.
 const STARTED_MS: u64 = 1500;
 /// What the job makes.
@@ -125,16 +131,55 @@ fn with_harmless_faults(random: &mut fastrand::Rng, expected: &[String]) {
 
 #[test]
 fn calls_that_fail_cost_snapshots_and_sessions_and_no_result() {
-    rounds(with_errors);
+    rounds(|random, expected| {
+        let mut faults =
+            |random: &mut fastrand::Rng| format!("{} {FAULTS_OF_SESSION} refused", random.u64(10..200));
+        with_errors(random, expected, FAULTY_SESSIONS, &mut faults);
+    });
 }
 
-fn with_errors(random: &mut fastrand::Rng, expected: &[String]) {
+/// The same for each error of each system call, one after the other.
+#[test]
+fn each_call_fails_in_each_way() {
+    if !is_full_run_or_skip() {
+        return;
+    }
+    let (expected, faults) = (unbroken(), possible_faults());
+    println!("{} faults", faults.len());
+    assert!(faults.len() > 60, "{faults:?}");
+    let mut random = rng_of_run();
+    for fault in &faults {
+        println!("{fault}");
+        let mut of_a_call =
+            |random: &mut fastrand::Rng| format!("{} 1 {fault}", random.choice(ONE_IN).unwrap());
+        with_errors(&mut random, &expected, SESSIONS_OF_A_CALL, &mut of_a_call);
+    }
+}
+
+/// The errors that system calls of a run can have, as the tracer takes them.
+fn possible_faults() -> Vec<String> {
     let faulty = Faulty { sandbox: Sandbox::new(), notes: Sandbox::new() };
-    for _ in 0..FAULTY_SESSIONS {
+    let mut job = faulty.start("1 0 1 1 listed");
+    until("two snapshots", || (faulty.snapshots() >= 2 || job.has_ended()).then_some(()));
+    job.kill_everything();
+    assert_eq!(faulty.start("1 0 1 1 listed").wait(), 0);
+    let faults: BTreeSet<_> = faulty.notes.read("faults").lines().map(str::to_owned).collect();
+    faults.into_iter().collect()
+}
+
+/// Sessions with the faults that `faults` returns, `ONE-IN MOST KIND...`, and one without any.
+fn with_errors(
+    random: &mut fastrand::Rng,
+    expected: &[String],
+    sessions: usize,
+    faults: &mut dyn FnMut(&mut fastrand::Rng) -> String,
+) {
+    let faulty = Faulty { sandbox: Sandbox::new(), notes: Sandbox::new() };
+    for _ in 0..sessions {
         // While it starts or resumes, most of them end it. Later none may.
         let after_ms = if random.bool() { 0 } else { STARTED_MS };
-        let (seed, one_in, before) = (random.u64(..), random.u64(10..200), faulty.steps());
-        let mut job = faulty.start(&format!("{seed} {after_ms} {one_in} {FAULTS_OF_SESSION} refused"));
+        let (seed, before) = (random.u64(..), faulty.steps());
+        let mut job = faulty.start(&format!("{seed} {after_ms} {}", faults(random)));
         let end = Instant::now() + Duration::from_millis(random.u64(500..4000));
         while Instant::now() < end && !job.has_ended() {
             std::thread::sleep(Duration::from_millis(10));
