@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 /// Phase boundaries of a checkpoint of a resumed job, in order, and which passage of each. The first small object is the
 /// claim of the job; the next ones are the number of the snapshot, the index of a pack and the manifest.
-const POINTS: &[&str] = &[
+pub const POINTS: &[&str] = &[
     "attempt@1",
     "dump-pre-dump@1",
     "dump-query-ext-files@1",
@@ -31,7 +31,7 @@ const POINTS: &[&str] = &[
     "save-after-commit@1",
 ];
 /// Those at which CRIU is there.
-const CRIU_POINTS: &[&str] = &["dump-pre-dump", "dump-query-ext-files", "dump-post-dump"];
+pub const CRIU_POINTS: &[&str] = &["dump-pre-dump", "dump-query-ext-files", "dump-post-dump"];
 
 fn job(sandbox: &Sandbox, name: &str, fault: Option<&str>) -> Running {
     let mut command =

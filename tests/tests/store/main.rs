@@ -11,6 +11,7 @@ mod machines;
 mod memory;
 mod nfs;
 mod partitions;
+mod plain_text;
 mod power_loss;
 mod reader;
 mod releases;
