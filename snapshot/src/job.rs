@@ -320,6 +320,10 @@ pub struct JobRecord {
     pub launcher: String,
     /// How the last run ended.
     pub outcome: JobOutcome,
+    /// Whether all of the job was deleted. The record stays: a launcher that has stood still meanwhile finds that the job is
+    /// not its own any more, and the numbers of a job that begins anew go on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_removed: bool,
 }
 
 /// One job in a store.
@@ -874,6 +878,7 @@ pub(crate) mod tests {
             claimed_at_sequence: 5,
             launcher: "0123@node".into(),
             outcome: JobOutcome::Failed { code: 137 },
+            is_removed: false,
         }
     }
 

@@ -36,6 +36,7 @@ fn record(run: u64) -> JobRecord {
         claimed_at_sequence: 0,
         launcher: "0123@node".into(),
         outcome: JobOutcome::Unfinished,
+        is_removed: false,
     }
 }
 

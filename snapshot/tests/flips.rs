@@ -142,6 +142,7 @@ fn every_bit_of_the_small_records_counts() {
         claimed_at_sequence: 0,
         launcher: "0123@node".into(),
         outcome: JobOutcome::Unfinished,
+        is_removed: false,
     };
     job.set_record(&record).unwrap();
     every_bit_counts(&job.path().join("job/1.json"), || job.record().is_ok());

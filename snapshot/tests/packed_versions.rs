@@ -82,6 +82,7 @@ fn record() -> JobRecord {
         claimed_at_sequence: 0,
         launcher: "0123456789abcdef0123456789abcdef@node".into(),
         outcome: JobOutcome::Failed { code: 137 },
+        is_removed: false,
     }
 }
 

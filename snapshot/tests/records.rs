@@ -42,6 +42,7 @@ fn any_record_of_a_job_is_read_or_refused() {
         claimed_at_sequence: 0,
         launcher: "0123@node".into(),
         outcome: JobOutcome::Failed { code: 3 },
+        is_removed: false,
     };
     job.set_record(&record).unwrap();
     let file = job.path().join("job/1.json");

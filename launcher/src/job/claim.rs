@@ -7,7 +7,7 @@ use crate::store::options::StoreOptions;
 use crate::store::tiers;
 use crate::sys::deadline::{STORE_RETRY_TIMEOUT, within};
 use anyhow::Result;
-use ckpt_snapshot::{JobDir, JobIdentity, JobOutcome, JobRecord, OpenError, SnapshotId, Tiers};
+use ckpt_snapshot::{JobDir, JobIdentity, JobRecord, OpenError, SnapshotId, Tiers};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -49,8 +49,8 @@ pub struct ClaimedJob {
     pub ownership: Arc<Ownership>,
     /// The record beside uploaded snapshots, if there are uploads.
     pub handover: Option<Arc<Handover>>,
-    /// How the job ended before, on this machine or on another one.
-    pub before: JobOutcome,
+    /// The job's record before, of this machine or of another one.
+    pub before: JobRecord,
     /// The claim.
     pub claim: Arc<Claim>,
 }
@@ -91,8 +91,8 @@ impl ClaimedJob {
         let (ownership, candidates) = claim_and_decide(resume, dir, store, identity, newer.as_ref())?;
         let ownership = Arc::new(ownership);
         let launchers = [ownership.previous().launcher.clone(), ownership.record().launcher];
-        let before = newer.as_ref().map_or(ownership.previous().outcome, |newer| newer.outcome);
-        let others = newer.map(|newer| newer.launcher);
+        let others = newer.as_ref().map(|newer| newer.launcher.clone());
+        let before = newer.unwrap_or_else(|| ownership.previous().clone());
         if let Some(handover) = &mut handover {
             handover.begin(launchers.into_iter().chain(others).collect());
             if is_reached {

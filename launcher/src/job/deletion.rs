@@ -1,9 +1,10 @@
-//! Deletes all of a complete job: its snapshots in every tier of the store, its records, journal and logs.
+//! Deletes all of a complete job: its snapshots in every tier of the store, its marks, journal and logs. What stays is a
+//! record that says so, see [`JobRecord::is_removed`].
 //!
 //! The job's lock keeps launchers of this machine away; it may not reach other machines. So the objects of the job are listed
 //! first, and then its record is read: what a launcher elsewhere adds after that is not on the list and stays. Its snapshots
 //! use none of the listed packs, which have a tombstone. If the record has changed meanwhile, the deletion stops. The
-//! record goes last: until then, the command can be repeated.
+//! record is replaced when all snapshots are gone: until then, the command can be repeated.
 
 use crate::store::lock_scope::is_one_machine_only;
 use crate::store::options::StoreOptions;
@@ -23,8 +24,8 @@ use std::sync::Arc;
 const FOLDERS: [&str; 5] = ["manifests", "packs", "pins", "marks", "tombstones"];
 /// The folder of the record.
 const RECORD: &str = "job";
-/// What is deleted last of the job's directory.
-const LAST: [&str; 3] = [RECORD, "job.json", "lock"];
+/// What stays in the job's directory.
+const STAYS: [&str; 2] = [RECORD, "lock"];
 
 /// The objects of a job in one place.
 struct Objects {
@@ -153,28 +154,55 @@ pub fn delete(options: &StoreOptions, dir: &JobDir) -> Result<()> {
             return Err(error);
         }
     };
-    if let Some(uploaded) = uploaded {
+    // Other machines take the record with more claims for the newer one.
+    let removed = JobRecord {
+        is_removed: true,
+        launcher: String::new(),
+        claims: record.claims + 1,
+        sequence_before_run: record.last_sequence,
+        abandoned: Vec::new(),
+        deleted: Vec::new(),
+        resumed_from: None,
+        ..record.clone()
+    };
+    if let (Some(uploaded), Some(remote)) =
+        (uploaded, tiers::uploaded_records(options, dir, Options::default())?)
+    {
         uploaded.remove(&uploaded.names)?;
+        let is_older = |present: &JobRecord| present.claims <= record.claims;
+        replace(&remote, &removed, |present| present.is_none_or(is_older))?;
         uploaded.remove(&uploaded.records)?;
     }
     home.remove(&home.names)?;
-    if dir.record()?.as_ref() != Some(&record) {
-        bail!(
+    replace(dir, &removed, |present| present == Some(&record))?;
+    home.remove(&home.records)?;
+    let local = remove_local(dir);
+    let local =
+        if dir.records_medium().is_some() { local.and_then(|()| remove_rest(dir, lock)) } else { local };
+    local.map_err(|error| anyhow!("cannot delete the job's directory {}: {error}", dir.path().display()))
+}
+
+/// Replaces the record of a job, if it is still the one that was found.
+fn replace(
+    dir: &JobDir,
+    removed: &JobRecord,
+    is_as_before: impl Fn(Option<&JobRecord>) -> bool,
+) -> Result<()> {
+    dir.change_record(|present| match present {
+        Some(present) if present == *removed => Ok(None),
+        present if is_as_before(present.as_ref()) => Ok(Some(removed.clone())),
+        _ => bail!(
             "the job {} was started on another machine meanwhile: what it has saved since stays",
             dir.key()
-        );
-    }
-    let local = |error| anyhow!("cannot delete the job's directory {}: {error}", dir.path().display());
-    remove_local(dir).map_err(local)?;
-    home.remove(&home.records)?;
-    remove_rest(dir, lock).map_err(local)
+        ),
+    })
 }
 
 /// Deletes the files in the job's directory, except the record and the lock.
 fn remove_local(dir: &JobDir) -> io::Result<()> {
     for entry in fs::read_dir(dir.path())? {
         let entry = entry?;
-        if entry.file_name().to_str().is_some_and(|name| LAST.contains(&name)) {
+        if entry.file_name().to_str().is_some_and(|name| STAYS.contains(&name)) {
             continue;
         }
         let is_folder_of_objects = entry.file_name().to_str().is_some_and(|name| FOLDERS.contains(&name));
@@ -200,15 +228,13 @@ fn is_emptied(folder: &std::path::Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Deletes what is left: a record of an older version, and the lock with its directory. Another launcher may make both again
+/// Deletes what is left of a job whose record is elsewhere: the lock with its directory. Another launcher may make both again
 /// at once, and then waits for no one: it notices that the lock that it had opened is gone.
 fn remove_rest(dir: &JobDir, lock: JobLock) -> io::Result<()> {
     let ignore_missing = |result: io::Result<()>| match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     };
-    ignore_missing(fs::remove_file(dir.path().join("job.json")))?;
-    ignore_missing(fs::remove_dir_all(dir.path().join(RECORD)))?;
     ignore_missing(fs::remove_file(dir.path().join("lock")))?;
     drop(lock);
     match fs::remove_dir(dir.path()) {
@@ -221,8 +247,12 @@ fn remove_rest(dir: &JobDir, lock: JobLock) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::ownership::{Ownership, OwnershipError};
+    use crate::job::resume_point::rebuilt;
     use crate::store::root::Root;
+    use ckpt_snapshot::codec::Key;
     use ckpt_snapshot::{Input, JobIdentity, JobKey, Manifest, OpenError, SnapshotId, Store};
+    use std::os::unix::fs::PermissionsExt;
     use std::path::{Path, PathBuf};
     use std::time::SystemTime;
 
@@ -241,6 +271,7 @@ mod tests {
             claimed_at_sequence: 0,
             launcher: String::new(),
             outcome,
+            is_removed: false,
         }
     }
 
@@ -330,11 +361,59 @@ mod tests {
             let (root, gone) = job(&options, "gone", JobOutcome::Complete);
             assert!(files(dir.path()).len() >= before.len() + 8);
             tried(&options, &gone).unwrap();
-            assert_eq!(files(dir.path()), before);
-            assert!(!gone.path().exists());
+            let mut left = files(dir.path());
+            left.retain(|path| !before.contains(path));
+            let is_of_record =
+                |path: &PathBuf| path.ends_with("gone/lock") || path.parent().unwrap().ends_with("gone/job");
+            assert!(left.iter().all(is_of_record), "{left:?}");
+            let places = if options.upload.is_some() { 2 } else { 1 };
+            assert_eq!(left.iter().filter(|path| !path.ends_with("lock")).count(), places, "{left:?}");
+            assert!(gone.record().unwrap().unwrap().is_removed);
             let names: Vec<_> = root.jobs().unwrap().iter().map(|job| job.key().to_string()).collect();
             assert_eq!(names, ["other"]);
             assert_eq!(tiers::open(&options, &other).unwrap().list().unwrap().len(), 2);
+        }
+    }
+
+    /// Another machine runs the job to its end and deletes it, while the launcher of this one stands still.
+    #[test]
+    fn a_launcher_that_has_stood_still_adds_nothing_to_a_deleted_job() {
+        let dir = tempfile::tempdir().unwrap();
+        let key_file = dir.path().join("key");
+        fs::write(&key_file, (1..33).collect::<Vec<u8>>()).unwrap();
+        fs::set_permissions(&key_file, fs::Permissions::from_mode(0o600)).unwrap();
+        for key in [None, Some(Key::from_file(&key_file).unwrap())] {
+            let here = dir.path().join(format!("{}", key.is_some()));
+            for options in kinds(&here) {
+                let options = StoreOptions { key: key.clone(), ..options };
+                let root = Root::open_or_create(&options, &options.pace()).unwrap();
+                let job = root.job(&JobKey::named("job").unwrap());
+                drop(job.lock_to_run(|_| ()).unwrap());
+                let claim = |job: &JobDir| Ownership::claim::<OpenError>(job, || Ok(rebuilt(&[]))).unwrap();
+                let is_fenced = |ownership: &Ownership| {
+                    matches!(ownership.next_number(0), Err(OwnershipError::ClaimedElsewhere(_)))
+                        && ownership.claimed_elsewhere().is_some()
+                };
+                let still = claim(&job);
+                still.change(|record| record.last_sequence = 5).unwrap();
+                let elsewhere = job.clone().with_seen_in(&here.join("seen"));
+                let second = claim(&elsewhere);
+                second.change(|record| record.outcome = JobOutcome::Complete).unwrap();
+                if let Some(remote) = tiers::uploaded_records(&options, &job, Options::default()).unwrap() {
+                    remote.set_record(&second.record()).unwrap();
+                }
+                tried(&options, &job).unwrap();
+                assert!(root.jobs().unwrap().is_empty(), "it is not listed");
+                assert!(is_fenced(&still) && is_fenced(&second));
+                drop(job.lock_to_run(|_| ()).unwrap());
+                let third = claim(&job);
+                third.change(|record| record.is_removed = false).unwrap();
+                assert_eq!(third.next_number(0).unwrap(), 6, "numbers go on");
+                assert!(is_fenced(&still) && is_fenced(&second));
+                third.check().unwrap();
+                assert_eq!(elsewhere.record().unwrap().unwrap(), third.record(), "it is no older state");
+                assert_eq!(root.jobs().unwrap().len(), 1);
+            }
         }
     }
 

@@ -165,9 +165,11 @@ impl Ownership {
 
     /// Restores the owner that the record named before this launcher claimed the job, and how the job had ended.
     pub fn release(&self) {
-        let JobRecord { launcher, claims, claimed_at_sequence, outcome, .. } = self.previous.clone();
+        let JobRecord { launcher, claims, claimed_at_sequence, outcome, is_removed, .. } =
+            self.previous.clone();
         let released = self.change(|record| {
-            *record = JobRecord { launcher, claims, claimed_at_sequence, outcome, ..record.clone() };
+            *record =
+                JobRecord { launcher, claims, claimed_at_sequence, outcome, is_removed, ..record.clone() };
         });
         if let Err(error) = released {
             tracing::debug!("the claim of the job is not released: {error}");

@@ -260,6 +260,7 @@ pub fn rebuilt(listed: &[Listed]) -> JobRecord {
         claimed_at_sequence: 0,
         launcher: String::new(),
         outcome: JobOutcome::Unfinished,
+        is_removed: false,
     }
 }
 
@@ -292,6 +293,7 @@ fn record(
         argv: identity.argv.clone(),
         last_sequence,
         outcome: JobOutcome::Unfinished,
+        is_removed: false,
         ..before.clone()
     };
     let resumed = candidates.last().and_then(|id| listed.iter().find(|one| &one.id == id));

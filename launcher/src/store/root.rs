@@ -130,11 +130,17 @@ impl Root {
         }
     }
 
-    /// All jobs, by name.
+    /// All jobs, by name, except those that were deleted as a whole.
     ///
     /// # Errors
     /// When they cannot be listed.
     pub fn jobs(&self) -> Result<Vec<JobDir>> {
+        let mut jobs = self.all_jobs()?;
+        jobs.retain(|job| !matches!(job.record(), Ok(Some(record)) if record.is_removed));
+        Ok(jobs)
+    }
+
+    fn all_jobs(&self) -> Result<Vec<JobDir>> {
         let Some(Remote { url, site }) = &self.remote else {
             return Ok(self.local.jobs()?.into_iter().map(|job| self.with_key(job)).collect());
         };

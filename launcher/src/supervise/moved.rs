@@ -18,7 +18,7 @@ use std::path::Path;
 /// # Errors
 /// Bad input, with the ways out.
 pub(super) fn refuse(config: &Config, opened: &OpenedJob, resume: &Resume) -> Result<()> {
-    let is_new = || matches!(opened.dir.record(), Ok(None));
+    let is_new = || opened.dir.record().is_ok_and(|record| record.is_none_or(|record| record.is_removed));
     if *resume != Resume::Auto || !is_in(&config.store.dir, &opened.identity.cwd) || !is_new() {
         return Ok(());
     }

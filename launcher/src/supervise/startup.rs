@@ -193,7 +193,8 @@ pub(super) fn claim(
             );
             keep_command(opened, &claimed, id)?;
         }
-        None if *resume == Resume::Auto && claimed.before == JobOutcome::Complete => {
+        None if claimed.before.is_removed => {}
+        None if *resume == Resume::Auto && claimed.before.outcome == JobOutcome::Complete => {
             tracing::info!(
                 "job {key}: it was complete, as it had ended with 0, and starts again from the beginning. `--resume ID` resumes one of its snapshots, if it has any (`ckpt-run ls`)"
             );

@@ -571,14 +571,20 @@ fn a_complete_job_is_deleted_as_a_whole() {
     assert!(jobs.join("named/journal.jsonl").exists());
     let told = sandbox.ok(["rm", "--whole-job", "named", "--force"]);
     assert!(told.contains(&format!("removed {id} of job named")), "{told}");
-    assert!(!jobs.join("named").exists());
+    let names = |dir: &str| {
+        let entries = fs::read_dir(jobs.join(dir)).unwrap().map(|entry| entry.unwrap().file_name());
+        entries.collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(names("named"), ["job", "lock"].map(Into::into).into(), "the record stays");
+    assert_eq!(names("named/job").len(), 1);
     let left = sandbox.json(["status", "--json"]);
     assert_eq!((left.as_array().unwrap().len(), &left[0]["job"]), (1, &"failing".into()), "{left}");
     fs::remove_file(sandbox.path().join("go")).unwrap();
     fs::remove_file(sandbox.path().join("ready")).unwrap();
     let mut job = start(&sandbox, "anew", "--lr=1");
     until_ready(&mut job, &sandbox);
-    assert_eq!(job.checkpoint(&sandbox)[..6], *"000001");
+    assert!(!job.said().contains("it was complete"), "{}", job.said());
+    assert_eq!(job.checkpoint(&sandbox)[..6], *"000002", "numbers go on");
     touch(&sandbox, "go");
     assert_eq!(job.wait(), 0, "{}", job.said());
 }

@@ -89,6 +89,7 @@ fn written(path: &Path, codec: Codec, key: Option<&Key>) -> JobDir {
         claimed_at_sequence: 0,
         launcher: "0123@node".into(),
         outcome,
+        is_removed: false,
     };
     job.set_record(&record).unwrap();
     let store = PackStore::new(Arc::new(DirMedium::new(job.path().to_owned())), codec, Limits::default());
