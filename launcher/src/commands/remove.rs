@@ -68,7 +68,9 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
         }
         deletion::check(&config.store, job)?;
         let marks = marks::of_all_machines(&config.store, job)?;
-        let kept: Vec<_> = marks.kept().map(ToString::to_string).collect();
+        let mut kept = marks::kept_elsewhere(&*tiers::open(&config.store, job)?, job)?;
+        kept.extend(marks.kept().cloned());
+        let kept: Vec<_> = kept.iter().map(ToString::to_string).collect();
         if !kept.is_empty() && !args.force {
             bail!(bad_input(anyhow!(
                 "nothing was deleted: snapshots of the job {} are pinned or have a tag ({}). Delete it with --force",
@@ -121,6 +123,7 @@ fn protections(config: &Config, deleted: &[(JobDir, SnapshotId)]) -> Result<Vec<
     let store = tiers::open(&config.store, job)?;
     let all = store.list_checked()?;
     let candidates = resume_point::of_next_run(job, &store, &all)?;
+    let kept_elsewhere = marks::kept_elsewhere(&store, job)?;
     let of = |is_wanted: fn(&Listed) -> bool| {
         let is_one = |id: &&SnapshotId| all.iter().any(|one| one.id == **id && is_wanted(one));
         candidates.iter().filter(is_one).collect::<Vec<_>>()
@@ -142,6 +145,11 @@ fn protections(config: &Config, deleted: &[(JobDir, SnapshotId)]) -> Result<Vec<
         }
         if let Some(tag) = mark.and_then(|mark| mark.tags.first()) {
             return Some(format!("{id} has the tag {tag:?} (`ckpt-run untag {id} {tag}`)"));
+        }
+        if kept_elsewhere.contains(*id) {
+            return Some(format!(
+                "another machine has pinned or tagged {id} (`ckpt-run unpin --all-machines {id}`)"
+            ));
         }
         (are_last && kind.contains(id)).then(|| {
             format!(

@@ -5,7 +5,8 @@ use super::options::StoreOptions;
 use super::tiers::{self, REMOTE};
 use anyhow::Result;
 use ckpt_object_medium::Options;
-use ckpt_snapshot::{JobDir, Marks, SnapshotId, Store};
+use ckpt_snapshot::{JobDir, Marks, SnapshotId, Store, Tiers};
+use std::collections::BTreeSet;
 
 /// A change of a tag of a snapshot.
 #[derive(Clone, Copy)]
@@ -28,6 +29,17 @@ pub fn of_all_machines(options: &StoreOptions, dir: &JobDir) -> Result<Marks> {
         marks.add_tags_of(&shared.marks()?);
     }
     Ok(marks)
+}
+
+/// The snapshots that another machine keeps in the object store, by a pin or a tag of its own.
+///
+/// # Errors
+/// When the object store does not answer.
+pub fn kept_elsewhere(store: &Tiers, dir: &JobDir) -> Result<BTreeSet<SnapshotId>> {
+    let Ok(remote) = store.tier(REMOTE) else { return Ok(BTreeSet::new()) };
+    let (pins, keeper) = (remote.store().pins()?, dir.keeper()?);
+    let is_elsewhere = |keepers: &BTreeSet<String>| keepers.iter().any(|one| *one != keeper);
+    Ok(pins.into_iter().filter(|(_, keepers)| is_elsewhere(keepers)).map(|(id, _)| id).collect())
 }
 
 /// As [`of_all_machines`]. Tags that cannot be read are left out, with a warning.

@@ -416,6 +416,15 @@ fn a_pinned_snapshot_is_kept_by_other_machines() {
         id
     });
     uploads.until_left(&mut second, &[&pinned, &tagged, &more[1]]);
+    // What others keep is not deleted by a command either, nor by one that knows the object store only.
+    let kept = |arguments: &[&str]| {
+        let output = uploads.sandbox.call(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("nothing was deleted") && said.contains(&pinned), "{said}");
+    };
+    kept(&[&["rm", &pinned][..], &upload].concat());
+    kept(&["rm", "--dry-run", &pinned, "--store", &url]);
     // The mark of a machine is its own.
     uploads.sandbox.ok(["pin", &pinned].iter().chain(&upload));
     let unpinned = uploads.sandbox.call(["unpin", &pinned].iter().chain(&upload));
