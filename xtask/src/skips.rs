@@ -23,6 +23,7 @@ const OWNER: &str = "only root can give files to another user";
 const FULL: &str = "needs `cargo xtask test --full`";
 const MACHINE: &str = "another test runs it in a virtual machine";
 const FRAMEWORKS: &str = "needs `cargo xtask conformance --real-driver --full`";
+const LIMITS: &str = "not every system lets root set limits of memory";
 const MOUNT: &str = "not every container allows mounts and loop devices";
 
 /// The tests that may skip, by the end of their path, and why.
@@ -51,7 +52,8 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("files_of_a_user_without_rights", REACH),
     ("the_configuration_of_another_user_is_not_used", OWNER),
     ("the_store_of_another_user_is_not_used", OWNER),
-    ("the_limit_of_a_cgroup_further_up_counts", "not every system lets root set limits of memory"),
+    ("the_limit_of_a_cgroup_further_up_counts", LIMITS),
+    ("the_limit_outside_of_a_cgroup_namespace_counts", LIMITS),
     ("programs_and_logs_of_another_user_are_not_used", OWNER),
     ("a_resume_with_another_runtime_directory_has_its_agents", REACH),
     ("a_directory_of_another_user_in_tmp_is_avoided_or_named", REACH),

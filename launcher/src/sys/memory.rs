@@ -1,12 +1,17 @@
 //! How much memory is free.
 
 use crate::sys::mounts::{OWN, read_mounts};
+use parking_lot::Mutex;
 use procfs_core::process::MountInfo;
 use procfs_core::{FromRead, Meminfo, ProcessCGroup, ProcessCGroups};
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How many cgroups are looked at.
+const MOST_CGROUPS: usize = 10_000;
 
 /// Memory to leave free for other processes.
 pub const SPARE_BYTES: u64 = 256 << 20;
@@ -20,7 +25,7 @@ pub fn available_bytes() -> io::Result<u64> {
     let machine = meminfo.mem_available.ok_or(io::ErrorKind::InvalidData)?;
     let cgroups = ProcessCGroups::from_file("/proc/self/cgroup").map_or(Vec::new(), |all| all.0);
     let mounts = read_mounts(OWN).unwrap_or_default();
-    let cgroups = memory_cgroups(&cgroups, &mounts);
+    let cgroups = memory_cgroups(&cgroups, &mounts, with_this_process);
     Ok(cgroups.iter().map(|(top, cgroup)| left_bytes(top, cgroup)).fold(machine, u64::min))
 }
 
@@ -67,18 +72,52 @@ impl Drop for Reserved {
 
 /// The cgroups that limit the memory, each with the directory at which what can be seen of its hierarchy begins. Where both
 /// versions are mounted, either may have the limits.
-fn memory_cgroups(cgroups: &[ProcessCGroup], mounts: &[MountInfo]) -> Vec<(PathBuf, PathBuf)> {
+fn memory_cgroups(
+    cgroups: &[ProcessCGroup],
+    mounts: &[MountInfo],
+    search: impl Fn(&Path) -> Option<PathBuf>,
+) -> Vec<(PathBuf, PathBuf)> {
     let memory = cgroups
         .iter()
         .filter(|one| one.hierarchy == 0 || one.controllers.iter().any(|name| name == "memory"));
     let found = memory.filter_map(|one| {
-        mounts.iter().filter(|mount| is_of(mount, one.hierarchy)).find_map(|mount| {
+        let mounts = || {
+            mounts.iter().filter(|mount| is_of(mount, one.hierarchy)).map(|mount| (mount, &mount.mount_point))
+        };
+        let by_path = mounts().find_map(|(mount, top)| {
             // A container may see a part of the hierarchy only.
             let below = Path::new(&one.pathname).strip_prefix(&mount.root).ok()?;
-            Some((mount.mount_point.clone(), mount.mount_point.join(below)))
-        })
+            Some((top.clone(), top.join(below)))
+        });
+        // A mount from outside of this process's cgroup namespace begins further up, at directories without a name here.
+        by_path.or_else(|| mounts().find_map(|(_, top)| Some((top.clone(), search(top)?))))
     });
     found.collect()
+}
+
+/// The cgroup below `top` that this process is in, by the list of processes of each.
+fn with_this_process(top: &Path) -> Option<PathBuf> {
+    static FOUND: Mutex<BTreeMap<PathBuf, PathBuf>> = Mutex::new(BTreeMap::new());
+    let own = std::process::id().to_string();
+    let has_it = |dir: &PathBuf| {
+        fs::read_to_string(dir.join("cgroup.procs")).is_ok_and(|pids| pids.lines().any(|pid| pid == own))
+    };
+    let mut found = FOUND.lock();
+    if let Some(known) = found.get(top).filter(|known| has_it(known)) {
+        return Some(known.clone());
+    }
+    let mut dirs = VecDeque::from([top.to_owned()]);
+    for _ in 0..MOST_CGROUPS {
+        let dir = dirs.pop_front()?;
+        if has_it(&dir) {
+            found.insert(top.to_owned(), dir.clone());
+            return Some(dir);
+        }
+        let below = fs::read_dir(&dir).into_iter().flatten().flatten();
+        let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        dirs.extend(below.map(|entry| entry.path()));
+    }
+    None
 }
 
 /// Whether a mount shows the version 2 hierarchy (number 0), or the memory controller of version 1.
@@ -159,7 +198,7 @@ mod tests {
         let found = |cgroups: &str, mounts: &str| {
             let cgroups = ProcessCGroups::from_read(cgroups.as_bytes()).unwrap().0;
             let mounts = MountInfos::from_read(mounts.as_bytes()).unwrap().0;
-            let paths = memory_cgroups(&cgroups, &mounts);
+            let paths = memory_cgroups(&cgroups, &mounts, |_| None);
             let text = |path: PathBuf| path.to_str().unwrap().to_owned();
             paths.into_iter().map(|(top, cgroup)| (text(top), text(cgroup))).collect::<Vec<_>>()
         };

@@ -58,14 +58,20 @@ impl Cgroups {
         })
     }
 
-    /// The same command in the inner one.
-    fn command(&self, inner: &Command) -> Command {
+    /// The same command in the inner one, executed by another program.
+    fn command_by(&self, wrapper: &[&str], inner: &Command) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", r#"echo 0 > "$1" && shift && exec "$@""#, "sh"]);
-        command.arg(self.inner.join("cgroup.procs")).arg(inner.get_program()).args(inner.get_args());
+        command.arg(self.inner.join("cgroup.procs")).args(wrapper);
+        command.arg(inner.get_program()).args(inner.get_args());
         command.current_dir(inner.get_current_dir().unwrap()).stdin(std::process::Stdio::null());
         set_variables(&mut command, inner);
         command
+    }
+
+    /// The same command in the inner one.
+    fn command(&self, inner: &Command) -> Command {
+        self.command_by(&[], inner)
     }
 }
 
@@ -84,13 +90,23 @@ impl Drop for Cgroups {
 
 #[test]
 fn the_limit_of_a_cgroup_further_up_counts() {
-    let Some(cgroups) = Cgroups::new("staging", LIMIT_BYTES) else {
+    has_its_limit("staging", &[]);
+}
+
+/// In a cgroup namespace, paths begin at the cgroup of its first process: what is further up has no name.
+#[test]
+fn the_limit_outside_of_a_cgroup_namespace_counts() {
+    has_its_limit("namespace", &["unshare", "--cgroup"]);
+}
+
+fn has_its_limit(name: &str, wrapper: &[&str]) {
+    let Some(cgroups) = Cgroups::new(name, LIMIT_BYTES) else {
         return ckpt_test_skip::skip("no cgroups with limits of memory can be made");
     };
     let sandbox = Sandbox::new();
     let python = python();
     let words = ["--", python.to_str().unwrap(), "-c", JOB, &JOB_MIB.to_string()];
-    let mut job = sandbox.start_command("job", cgroups.command(&sandbox.command(words)));
+    let mut job = sandbox.start_command("job", cgroups.command_by(wrapper, &sandbox.command(words)));
     job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
     job.until_answering(&sandbox);
     job.checkpoint(&sandbox);
