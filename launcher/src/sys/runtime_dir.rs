@@ -2,11 +2,14 @@
 //! the local part of an object store.
 
 use rustix::process::getuid;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+/// How many names are tried that others cannot know.
+const RANDOM_TRIES: usize = 3;
 /// A longer directory leaves no room for the name of a socket (`sockaddr_un` has 108 bytes).
 const MAX_BYTES: usize = 80;
 
@@ -15,23 +18,56 @@ const MAX_BYTES: usize = 80;
 fn candidates() -> Vec<PathBuf> {
     let of_environment = if getuid().is_root() { None } else { absolute_variable("XDG_RUNTIME_DIR") };
     let of_environment = of_environment.map(|dir| dir.join("ckpt-run"));
-    of_environment.into_iter().chain(fixed_candidates()).chain(home_state_dir()).collect()
+    of_environment
+        .into_iter()
+        .chain(fixed_candidates())
+        .chain(home_state_dir())
+        .chain(with_random_end())
+        .collect()
 }
 
 /// Those of [`candidates`] that do not depend on the environment, the preferred directory first.
 fn fixed_candidates() -> Vec<PathBuf> {
     let uid = getuid();
     let of_root = uid.is_root().then(|| PathBuf::from("/run/ckpt-run"));
-    of_root.into_iter().chain([format!("/tmp/ckpt-run-{}", uid.as_raw()).into()]).collect()
+    of_root.into_iter().chain([Path::new("/tmp").join(in_tmp())]).collect()
 }
 
 /// The directory for sockets and locks: the first of `/run/ckpt-run` (root) or `$XDG_RUNTIME_DIR/ckpt-run` (other users),
-/// `/tmp/ckpt-run-UID` and `~/.local/state/ckpt-run` that can be used; created if missing.
+/// `/tmp/ckpt-run-UID` and `~/.local/state/ckpt-run` that can be used; created if missing. If none can, `/tmp/ckpt-run-UID-`
+/// with a random end.
 ///
 /// # Errors
 /// When none can be created, or they belong to other users.
 pub fn runtime_dir() -> io::Result<PathBuf> {
-    first_private(candidates())
+    first_usable(candidates())
+}
+
+fn first_usable(dirs: Vec<PathBuf>) -> io::Result<PathBuf> {
+    first_private(dirs).or_else(|error| (0..RANDOM_TRIES).find_map(|_| with_new_end()).ok_or(error))
+}
+
+/// Makes one of [`with_random_end`].
+fn with_new_end() -> Option<PathBuf> {
+    let number = RandomState::new().hash_one(std::process::id());
+    let path = Path::new("/tmp").join(format!("{}-{number:016x}", in_tmp()));
+    std::fs::DirBuilder::new().mode(0o700).create(&path).ok()?;
+    Some(path)
+}
+
+/// The name of this user's directory in `/tmp`.
+fn in_tmp() -> String {
+    format!("ckpt-run-{}", getuid().as_raw())
+}
+
+/// The directories of this user with a random end, see [`runtime_dir`].
+fn with_random_end() -> Vec<PathBuf> {
+    let prefix = format!("{}-", in_tmp());
+    let entries = std::fs::read_dir("/tmp").into_iter().flatten().flatten();
+    let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+    let mut ours: Vec<_> = ours.map(|entry| entry.path()).filter(|path| is_private(path)).collect();
+    ours.sort();
+    ours
 }
 
 /// The file of this name in the directory in which it exists, or would be created. A launcher may have had another
@@ -61,7 +97,7 @@ pub fn all_with_end(end: &str) -> Vec<PathBuf> {
 /// # Errors
 /// As [`runtime_dir`].
 pub fn fixed_dir() -> io::Result<PathBuf> {
-    first_private(fixed_candidates().into_iter().chain(candidates()).collect())
+    first_usable(fixed_candidates().into_iter().chain(candidates()).collect())
 }
 
 fn first_private(dirs: Vec<PathBuf>) -> io::Result<PathBuf> {

@@ -44,6 +44,7 @@ for step in range(200):
 struct User {
     uid: u32,
     sandbox: Sandbox,
+    home: PathBuf,
 }
 
 impl User {
@@ -56,7 +57,7 @@ impl User {
             chown(&path, Some(uid), Some(uid)).unwrap();
         }
         chown(sandbox.path(), Some(uid), Some(uid)).unwrap();
-        let user = Self { uid, sandbox };
+        let user = Self { uid, home: sandbox.path().to_owned(), sandbox };
         user.forget();
         user
     }
@@ -67,8 +68,16 @@ impl User {
     }
 
     fn forget(&self) {
-        let dir = self.runtime_dir();
-        let _ = fs::remove_dir_all(&dir).or_else(|_| fs::remove_file(&dir));
+        for dir in self.random_dirs().into_iter().chain([self.runtime_dir()]) {
+            let _ = fs::remove_dir_all(&dir).or_else(|_| fs::remove_file(&dir));
+        }
+    }
+
+    /// Those that ckpt-run makes if all others are another user's.
+    fn random_dirs(&self) -> Vec<PathBuf> {
+        let all = fs::read_dir("/tmp").unwrap().map(|entry| entry.unwrap().path());
+        let prefix = format!("{}-", self.runtime_dir().display());
+        all.filter(|path| path.display().to_string().starts_with(&prefix)).collect()
     }
 
     /// The program and arguments that make a program run as this user with these capabilities and no others.
@@ -84,7 +93,7 @@ impl User {
     fn command(&self, capabilities: &str, arguments: &[&str]) -> Command {
         let inner = self.sandbox.command(arguments);
         let mut command = wrapped(&self.words(capabilities), &inner);
-        command.env("HOME", self.sandbox.path());
+        command.env("HOME", &self.home);
         command
     }
 
@@ -276,6 +285,11 @@ fn a_directory_of_another_user_in_tmp_is_avoided_or_named() {
         chown(&dir, Some(STRANGER), Some(STRANGER)).unwrap();
     };
     occupy();
+    user.goes_on(NOTHING, "unix");
+    // Without a home directory, too.
+    let mut user = User::new(61_010);
+    occupy();
+    user.home = "/nonexistent".into();
     user.goes_on(NOTHING, "unix");
 
     let user = User::new(61_010);
