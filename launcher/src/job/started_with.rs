@@ -22,14 +22,16 @@ struct Script {
     path: String,
     bytes: u64,
     modified_ns: i64,
-    /// BLAKE3, hexadecimal.
+    /// BLAKE3, hexadecimal; with a key for an encrypted job, so that the store does not tell what a script contains.
     hash: String,
 }
 
 /// Records the scripts of a command that starts from the beginning in the working directory. A failure is only logged:
 /// nothing but a message depends on the record.
 pub fn record(dir: &JobDir, argv: &[OsString]) {
-    let scripts: Vec<_> = argv.iter().filter_map(|argument| Script::read(argument.to_str()?)).collect();
+    let key = dir.file_key(FILE);
+    let scripts: Vec<_> =
+        argv.iter().filter_map(|argument| Script::read(argument.to_str()?, key.as_ref())).collect();
     let written = serde_json::to_vec(&scripts)
         .map_err(std::io::Error::from)
         .and_then(|text| write_atomically(&dir.path().join(FILE), &text));
@@ -43,12 +45,13 @@ pub fn record(dir: &JobDir, argv: &[OsString]) {
 pub fn changed_scripts(dir: &JobDir) -> Vec<String> {
     let text = read_regular(&dir.path().join(FILE), MAX_BYTES).unwrap_or_default();
     let scripts: Vec<Script> = serde_json::from_slice(&text).unwrap_or_default();
-    scripts.into_iter().filter(Script::has_changed).map(|script| script.path).collect()
+    let key = dir.file_key(FILE);
+    scripts.into_iter().filter(|script| script.has_changed(key.as_ref())).map(|script| script.path).collect()
 }
 
 impl Script {
     /// `None` if there is no script of that name.
-    fn read(path: &str) -> Option<Self> {
+    fn read(path: &str, key: Option<&[u8; 32]>) -> Option<Self> {
         let meta = fs::metadata(path).ok()?;
         if !meta.is_file() || meta.len() > MAX_BYTES {
             return None;
@@ -60,13 +63,16 @@ impl Script {
             path: path.to_owned(),
             bytes: meta.len(),
             modified_ns: meta.modified().map(nanoseconds).unwrap_or_default(),
-            hash: blake3::hash(&content).to_hex().to_string(),
+            hash: key
+                .map_or_else(|| blake3::hash(&content), |key| blake3::keyed_hash(key, &content))
+                .to_hex()
+                .to_string(),
         })
     }
 
     /// A script that is missing now, or that was only touched, has not changed.
-    fn has_changed(&self) -> bool {
-        Self::read(&self.path).is_some_and(|now| {
+    fn has_changed(&self, key: Option<&[u8; 32]>) -> bool {
+        Self::read(&self.path, key).is_some_and(|now| {
             (now.bytes, now.modified_ns) != (self.bytes, self.modified_ns) && now.hash != self.hash
         })
     }
