@@ -96,7 +96,7 @@ fn configure(matches: &clap::ArgMatches, rejoin: Option<Rejoin>) -> Result<Confi
     if let Some(rejoin) = rejoin {
         config.rejoin(&rejoin);
     }
-    logging::start(config.verbosity, config.log_format, config.log_file.as_deref())?;
+    logging::start(config.verbosity, config.log_format, config.log_file.as_deref(), &config.store.trust)?;
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for (name, meant) in mistyped_variables(names) {
         tracing::warn!("the variable {name} is no option of ckpt-run and is ignored. Did you mean {meant}?");

@@ -1,6 +1,7 @@
 //! The messages of ckpt-run: short on stderr, with times and details in `--log-file`.
 
 use crate::sys::error::bad_input;
+use crate::sys::trust::Trust;
 use anyhow::{Result, anyhow};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -101,7 +102,7 @@ pub enum Format {
 ///
 /// # Errors
 /// Bad input: the file cannot be opened.
-pub fn start(verbosity: i32, format: Format, file: Option<&Path>) -> Result<()> {
+pub fn start(verbosity: i32, format: Format, file: Option<&Path>, trust: &Trust) -> Result<()> {
     let ours = tracing_subscriber::filter::Targets::new().with_target("ckpt", LevelFilter::TRACE);
     // A closed terminal (SIGHUP) is no reason to end: an error about the error would be.
     let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
@@ -115,8 +116,8 @@ pub fn start(verbosity: i32, format: Format, file: Option<&Path>) -> Result<()> 
         None => None,
         Some(path) => {
             let mut options = File::options();
-            let file = options.append(true).create(true).mode(0o600).open(path);
-            let file = file.map_err(|error| {
+            options.append(true).create(true).mode(0o600);
+            let file = trust.open_written(path, &options).map_err(|error| {
                 bad_input(anyhow!("cannot open the log file {}: {error}", path.display()))
             })?;
             let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(Arc::new(file));

@@ -21,6 +21,7 @@ use ckpt_snapshot::JobKey;
 use ckpt_snapshot::codec::{Compression, Key};
 use clap::{Arg, ArgAction};
 use ipnet::Ipv4Net;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// One option.
@@ -72,6 +73,15 @@ fn check_trust(
     let refused =
         |why| anyhow!("{} = {:?} ({}) is not used: {why}", option.name, option.value, option.origin);
     path.map_or(Ok(()), check).map_err(|why| bad_input(refused(why)))
+}
+
+/// The programs that a shell command names by their paths.
+fn programs_of(command: &str) -> impl Iterator<Item = &Path> {
+    let words = command.split(|c: char| c.is_whitespace() || "'\"`;&|()<>=$".contains(c));
+    let is_program = |path: &&Path| {
+        path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    words.filter(|word| word.contains('/')).map(Path::new).filter(is_program)
 }
 
 /// The flags that have a short form.
@@ -194,8 +204,9 @@ pub const SETTINGS: &[Setting] = &[
         help: "Encrypt snapshots with the key in this file",
         long_help: "Encrypt snapshots with the key in this file: 32 bytes, or 64 hexadecimal digits. The key is not in the store: without the key, nobody can read the snapshots, including you. All runs and commands of a job need the same key.",
         set: |config, option| {
-            config.store.key =
-                option.path().map(|path| Key::from_file(&path)).transpose().map_err(bad_input)?;
+            let path = option.path();
+            check_trust(path.as_deref(), option, |path| config.store.trust.check(path))?;
+            config.store.key = path.map(|path| Key::from_file(&path)).transpose().map_err(bad_input)?;
             Ok(())
         },
     },
@@ -417,6 +428,7 @@ pub const SETTINGS: &[Setting] = &[
         long_help: "The file with the key with which the launchers of the nodes recognise each other: 32 bytes, or 64 hexadecimal digits, the same on all nodes. Without this option, the launchers use `cluster.key` in --store, which has to be the same directory or object store on all nodes then; the first launcher makes it, in a directory with mode 0600. In an object store with --encrypt-key-file, the key is made from that file. The key is never sent. Messages between launchers are authenticated with it, not encrypted; they hold nothing of the job's content.",
         set: |config, option| {
             let path = option.path();
+            check_trust(path.as_deref(), option, |path| config.store.trust.check(path))?;
             config.nodes.key =
                 path.map(|path| ClusterKey::from_file(&path)).transpose().map_err(bad_input)?;
             Ok(())
@@ -517,7 +529,12 @@ pub const SETTINGS: &[Setting] = &[
         default: "",
         help: "Preempt the job when this shell command exits with 0",
         long_help: "Preempt the job, as --on-signal does, when this shell command exits with 0. The command runs beside the job, outside of its namespaces. When it exits with another code, it is called again: it may wait for the event, or check once and exit.",
-        set: |config, option| option.put(&mut config.preempt_probe, "a command", optional(parsed)),
+        set: |config, option| {
+            option.put(&mut config.preempt_probe, "a command", optional(parsed))?;
+            let command = config.preempt_probe.as_deref().unwrap_or_default();
+            programs_of(command)
+                .try_for_each(|path| check_trust(Some(path), option, |path| config.store.trust.check(path)))
+        },
     },
     Setting {
         name: "grace",

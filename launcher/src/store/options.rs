@@ -74,6 +74,19 @@ impl StoreOptions {
         self.url.as_ref().map_or(Ok(()), |url| self.check_address(url))
     }
 
+    /// The same of a job's directories.
+    ///
+    /// # Errors
+    /// As [`Self::check_trust`].
+    pub fn check_trust_of(&self, job: &JobDir) -> Result<()> {
+        let shared = [&self.url, &self.upload].into_iter().flatten().filter_map(StoreUrl::directory);
+        let shared = shared.map(|dir| dir.join("jobs").join(job.key().as_str()));
+        for dir in shared.chain([job.path().to_owned()]) {
+            self.trust.check_store(&dir).map_err(bad_input)?;
+        }
+        Ok(())
+    }
+
     /// The same of an address in an object store: it may be one of a directory.
     ///
     /// # Errors

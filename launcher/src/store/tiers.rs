@@ -75,6 +75,7 @@ pub fn open_at(
     pace: &Arc<Pace>,
     memory: Option<DirMedium>,
 ) -> Result<Arc<Tiers>> {
+    options.check_trust_of(dir)?;
     let mut tiers = Vec::new();
     if let Some(memory) = memory {
         let limits = Limits { needs_room: true, ..Limits::default() };

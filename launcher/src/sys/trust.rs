@@ -14,6 +14,9 @@ const ALL_MAY_WRITE: u32 = 0o002;
 /// In a directory with this bit, only the owner of a file may rename and delete it.
 const STICKY: u32 = 0o1000;
 
+/// The kernel follows no more links than these.
+const MOST_LINKS: usize = 40;
+
 /// Directories that are trusted whoever owns them (`--trust`).
 #[derive(Clone, Debug, Default)]
 pub struct Trust(Vec<PathBuf>);
@@ -133,6 +136,21 @@ impl Trust {
         (geteuid().is_root() && uid != 0 && !is_trusted).then(|| Owner::of(uid))
     }
 
+    /// Opens a file that is only written to, with these options, as [`Trust::check_written`] allows.
+    ///
+    /// # Errors
+    /// As [`Trust::open`].
+    pub fn open_written(&self, path: &Path, options: &fs::OpenOptions) -> Result<File, OpenError> {
+        self.check_written(path)?;
+        let file = options.open(path)?;
+        self.check_written(path)?;
+        let absolute = std::path::absolute(path)?;
+        if is_named(&file.metadata()?, path) || self.covers(&absolute) {
+            return Ok(file);
+        }
+        Err(replaced(&absolute).into())
+    }
+
     /// Opens the file `path` for reading, if only the caller, root and the caller's groups can change it. The file that is
     /// read counts, and not one that had its name before or has it afterwards.
     ///
@@ -146,23 +164,18 @@ impl Trust {
         let file = File::open(path)?;
         self.check(path)?;
         let (opened, absolute) = (file.metadata()?, std::path::absolute(path)?);
-        let named = fs::metadata(path).ok();
-        let is_named = named.is_some_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino()));
-        let problem = match is_named {
-            true => Caller::current().problem(&absolute, &opened),
-            false => Some(format!("{} was replaced while it was opened", absolute.display())),
+        let untrusted = match is_named(&opened, path) {
+            true => {
+                let problem = Caller::current().problem(&absolute, &opened);
+                problem.map(|problem| Untrusted { problem, dir: parent(&absolute) })
+            }
+            false => Some(replaced(&absolute)),
         };
         let is_covered = || {
             let target = fs::canonicalize(path).unwrap_or_default();
             self.covers(&absolute) || self.covers(&target)
         };
-        match problem.filter(|_| !is_covered()) {
-            Some(problem) => {
-                let dir = absolute.parent().unwrap_or(&absolute).to_owned();
-                Err(Untrusted { problem, dir }.into())
-            }
-            None => Ok(file),
-        }
+        untrusted.filter(|_| !is_covered()).map_or(Ok(file), |untrusted| Err(untrusted.into()))
     }
 
     /// Whether `path` (absolute) is in a directory that is trusted whoever owns it.
@@ -217,9 +230,10 @@ impl Trust {
     ) -> Result<(), Untrusted> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let caller = Caller::current();
-        // A link, and what it leads to, each with its directory.
-        let target = fs::canonicalize(&path).ok();
-        let checked = [Some(&path), target.as_ref()].into_iter().flatten().flat_map(|path| {
+        // Each link on the way, and what all lead to, each with its directory.
+        let ways = links_of(&path).into_iter().chain([path.clone()]).chain(fs::canonicalize(&path).ok());
+        let ways: Vec<_> = ways.collect();
+        let checked = ways.iter().flat_map(|path| {
             let exists = fs::symlink_metadata(path).is_ok();
             path.ancestors().filter(|path| fs::symlink_metadata(path).is_ok()).take(if exists {
                 2
@@ -239,6 +253,42 @@ impl Trust {
         }
         Ok(())
     }
+}
+
+/// Whether the file that was opened is the one at `path`.
+fn is_named(opened: &Metadata, path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino()))
+}
+
+fn replaced(path: &Path) -> Untrusted {
+    Untrusted { problem: format!("{} was replaced while it was opened", path.display()), dir: parent(path) }
+}
+
+fn parent(path: &Path) -> PathBuf {
+    path.parent().unwrap_or(path).to_owned()
+}
+
+/// The symbolic links that the kernel follows on the way along an absolute path, those of its directories included.
+fn links_of(path: &Path) -> Vec<PathBuf> {
+    let components =
+        |path: &Path| path.components().map(|one| PathBuf::from(one.as_os_str())).rev().collect::<Vec<_>>();
+    let (mut at, mut rest, mut links) = (PathBuf::new(), components(path), Vec::new());
+    while let Some(one) = rest.pop() {
+        if one == Path::new("..") {
+            at.pop();
+            continue;
+        }
+        // The root takes the place of what is before it.
+        let next = at.join(one);
+        match fs::read_link(&next) {
+            Ok(target) if links.len() < MOST_LINKS => {
+                links.push(next);
+                rest.extend(components(&target));
+            }
+            _ => at = next,
+        }
+    }
+    links
 }
 
 #[cfg(test)]
@@ -273,7 +323,38 @@ mod tests {
         let link = dir.path().join("link");
         symlink(&file, &link).unwrap();
         assert!(trust.check(&link).is_err());
+        // The same in the middle of the way to a file of one's own, and as a directory of its path.
+        let (own, through) = (dir.path().join("own"), inner.join("through"));
+        fs::write(&own, "").unwrap();
+        symlink(&own, &through).unwrap();
+        symlink(&through, dir.path().join("chain")).unwrap();
+        symlink(dir.path(), inner.join("around")).unwrap();
+        symlink(inner.join("around"), dir.path().join("folder")).unwrap();
+        for name in ["chain", "folder/own"] {
+            assert!(trust.check(&dir.path().join(name)).is_err(), "{name}");
+        }
+        set_mode(&inner, 0o700);
+        for name in ["chain", "folder/own", "inner/../folder/own"] {
+            assert!(trust.check(&dir.path().join(name)).is_ok(), "{name}");
+        }
+        assert_eq!(links_of(&dir.path().join("chain")), [dir.path().join("chain"), through]);
         assert!(Trust::parse("relative").is_none());
+    }
+
+    #[test]
+    fn a_log_that_is_replaced_while_it_is_opened_is_not_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (log, trust) = (dir.path().join("log"), Trust::default());
+        let mut options = File::options();
+        options.append(true).create(true);
+        assert!(trust.open_written(&log, &options).is_ok());
+        let opened = File::open(&log).unwrap();
+        fs::rename(&log, dir.path().join("other")).unwrap();
+        fs::write(&log, "").unwrap();
+        assert!(!is_named(&opened.metadata().unwrap(), &log));
+        // Others may replace it.
+        set_mode(dir.path(), 0o777);
+        assert!(matches!(trust.open_written(&log, &options), Err(OpenError::Untrusted(_))));
     }
 
     #[test]

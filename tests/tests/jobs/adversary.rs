@@ -92,13 +92,19 @@ fn programs_and_logs_of_another_user_are_not_used() {
     fs::copy(sandbox.path().join("evil"), &evil).unwrap();
     fs::remove_file(sandbox.path().join("evil")).unwrap();
     fs::write(theirs.path().join("log"), "theirs").unwrap();
+    let probe = format!("timeout 5 '{}' || false", evil.display());
     let log = theirs.path().join("log");
+    let key = theirs.path().join("key");
+    fs::write(&key, std::array::from_fn::<u8, 32, _>(|at| at as u8)).unwrap();
+    fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
     // In another user's directory, or in one's own and another user's.
     for is_directory in [true, false] {
-        let given = if is_directory { vec![theirs.path()] } else { vec![&*evil, &*log] };
+        let given = if is_directory { vec![theirs.path()] } else { vec![&*evil, &*log, &*key] };
         given.into_iter().for_each(give_to_stranger);
-        for (option, path) in [("criu", &evil), ("interpose", &evil), ("log-file", &log)] {
-            let path = path.display().to_string();
+        let named = |path: &Path| path.display().to_string();
+        let options = [("criu", named(&evil)), ("interpose", named(&evil)), ("log-file", named(&log))];
+        let keys = ["encrypt-key-file", "cluster-key-file"].map(|option| (option, named(&key)));
+        for (option, path) in options.into_iter().chain(keys).chain([("preempt-probe", probe.clone())]) {
             fs::write(&config, format!("{option} = \"{path}\"\n")).unwrap();
             for arguments in [&["doctor"][..], &["--", "true"]] {
                 let mut command = sandbox.command(arguments);
@@ -148,6 +154,16 @@ fn the_store_of_another_user_is_not_used() {
     give_to_stranger(&sandbox.store);
     for arguments in [&["ls"][..], &["--", "true"], &["prune"]] {
         is_refused(&call(&sandbox, arguments), "belongs to user 61009");
+    }
+    chown(&sandbox.store, Some(0), Some(0)).unwrap();
+    // Of a store from a backup, for example, only a part may be theirs.
+    let jobs = sandbox.store.join("jobs");
+    for dir in [sandbox.job_dir(), jobs] {
+        give_to_stranger(&dir);
+        for arguments in [&["ls"][..], &["--", "true"]] {
+            is_refused(&call(&sandbox, arguments), "belongs to user 61009");
+        }
+        chown(&dir, Some(0), Some(0)).unwrap();
     }
     fs::remove_dir_all(&sandbox.store).unwrap();
     give_to_stranger(sandbox.path());

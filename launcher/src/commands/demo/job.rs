@@ -44,7 +44,13 @@ impl Kind {
     pub fn choose(is_plain: bool) -> Self {
         let script = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)";
         let mut python = Command::new("python3");
-        python.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // Python looks for modules in the working directory, which may be another user's.
+        python
+            .current_dir("/")
+            .args(["-c", script])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let has_torch = !is_plain && python.status().is_ok_and(|status| status.success());
         if has_torch { Self::Training } else { Self::BuiltIn }
     }
