@@ -379,9 +379,11 @@ mod tests {
 
     #[test]
     fn a_stranger_and_another_version_are_named() {
-        for (hello, expected) in [(&b"GET / HTTP/1.1\r\n"[..], "no ckpt-run"), (&MAGIC[..], "version 9")] {
+        let newer = VERSION + 1;
+        let said = format!("version {newer}");
+        for (hello, expected) in [(&b"GET / HTTP/1.1\r\n"[..], "no ckpt-run"), (&MAGIC[..], &said)] {
             let (mut stranger, coordinator) = pair();
-            let rest = [&9_u32.to_le_bytes()[..], &[0; NONCE_BYTES]].concat();
+            let rest = [&newer.to_le_bytes()[..], &[0; NONCE_BYTES]].concat();
             stranger.write_all(&[hello, &rest].concat()).unwrap();
             let error = open(coordinator, &ClusterKey([1; 32]), Side::Coordinator, TIMEOUT).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");

@@ -160,7 +160,7 @@ struct Aftermath {
     rejoins: AtomicBool,
     /// The run has begun on all nodes.
     has_begun: AtomicBool,
-    /// The job was to be stopped, here or (at node 0) anywhere.
+    /// The job was to be stopped, here or at another node.
     is_to_stop: AtomicBool,
 }
 
@@ -590,6 +590,7 @@ impl Host {
             // Sessions run only after this launcher has begun to coordinate.
             Message::Request => drop(self.peer.request(self.now())),
             Message::Stop { why, how } => self.stop(why, how),
+            Message::Stopping => self.aftermath.is_to_stop.store(true, Ordering::SeqCst),
             Message::RunsOn { why } => {
                 self.aftermath.is_to_stop.store(false, Ordering::SeqCst);
                 let _ = self.notices.send(Notice::RunsOn(why));
@@ -973,10 +974,12 @@ mod tests {
 
     #[test]
     fn launchers_wait_for_a_lost_one_unless_the_job_was_to_end() {
-        let rejoins = |on_loss, is_to_stop, runs_on| {
+        let rejoins = |on_loss, is_to_stop: bool, runs_on| {
             let (mut host, _inbox, notices) = host(1);
             host.on_loss = on_loss;
-            host.aftermath.is_to_stop.store(is_to_stop, Ordering::SeqCst);
+            if is_to_stop {
+                host.receive(0, Message::Stopping);
+            }
             if runs_on {
                 host.receive(0, Message::RunsOn { why: "a device".to_owned() });
             }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -207,6 +207,8 @@ pub enum Message {
         /// How.
         how: StopHow,
     },
+    /// From the coordinator: the job is to be ended with a snapshot. If node 0 is lost meanwhile, it is not resumed.
+    Stopping,
     /// From the coordinator: the job was to be ended with a snapshot, cannot be saved, and runs on.
     RunsOn {
         /// Why.

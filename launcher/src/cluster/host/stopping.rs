@@ -54,6 +54,7 @@ impl Host {
             None => {}
         }
         tracing::info!("{why}: a last snapshot of all nodes is taken, then the job ends");
+        self.tell_all(&Message::Stopping);
         let has_captured =
             |gate: &&std::sync::Arc<super::Gate>| gate.end().is_none() && gate.has_done(Step::Dump);
         let earlier = self.gate.as_ref().filter(has_captured).map(|gate| gate.attempt());
