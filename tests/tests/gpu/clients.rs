@@ -1,6 +1,9 @@
 //! Clients of the CUDA driver on simcuda, unchanged: C that links it, Rust by cudarc, Python.
 
-use ckpt_run_tests::gpu::{Gpu, built, cuda_program, example, succeed};
+use ckpt_run_tests::gpu::{Gpu, built, cuda_program, cuda_python, example, succeed};
+use std::process::Command;
+
+use crate::gpu_job::library;
 
 #[test]
 fn legacy_job() {
@@ -84,6 +87,16 @@ fn nvml_and_the_driver_tell_the_same_memory() {
     command.env("SIMCUDA_CONTEXT_MEMORY", "4MiB").env("SIMCUDA_MEMORY", "64MiB");
     let output = succeed(command);
     assert!(output.contains(&format!("before {} {}\n", 60 << 20, 4 << 20)), "{output}");
+}
+
+/// The interposer is in front of all that a monitor of today can call.
+#[test]
+fn the_interposer_has_all_functions_of_nvml() {
+    let mut command = Command::new(cuda_python());
+    command.arg(cuda_program("nvml_names.py")).arg(library());
+    let output = succeed(command);
+    let (count, missing) = output.split_once(" names\n").expect("a number");
+    assert!(count.parse::<u32>().unwrap() > 300 && missing.is_empty(), "{output}");
 }
 
 #[test]

@@ -9,7 +9,8 @@
 //! parameters, none of which is a floating-point number, so that one stub serves them: it keeps the six registers for
 //! parameters in memory and passes them on. NVML's functions that do not use the driver are not among them
 //! (nvmlErrorString, nvmlSystemGetNVMLVersion), nor those that wait for an event for as long as the program likes
-//! (nvmlEventSetWait), nor those for the hosts of virtual machines.
+//! (nvmlEventSetWait), nor those for the hosts of virtual machines. A test compares them with the names in NVIDIA's bindings
+//! for Python.
 //!
 //! The names are those of NVIDIA's `nvml.h` as of NVML 13, and of `cupti_callbacks.h`, `cupti_activity.h`.
 
@@ -109,30 +110,32 @@ export! {
         nvmlDeviceClearFieldValues nvmlDeviceCreateGpuInstance nvmlDeviceCreateGpuInstanceWithPlacement
         nvmlDeviceDiscoverGpus nvmlDeviceFreezeNvLinkUtilizationCounter nvmlDeviceGetAPIRestriction
         nvmlDeviceGetAccountingBufferSize nvmlDeviceGetAccountingMode nvmlDeviceGetAccountingPids
-        nvmlDeviceGetAccountingStats nvmlDeviceGetAdaptiveClockInfoStatus nvmlDeviceGetAddressingMode
-        nvmlDeviceGetApplicationsClock nvmlDeviceGetArchitecture nvmlDeviceGetAttributes
-        nvmlDeviceGetAttributes_v2 nvmlDeviceGetAutoBoostedClocksEnabled nvmlDeviceGetBAR1MemoryInfo
-        nvmlDeviceGetBoardId nvmlDeviceGetBoardPartNumber nvmlDeviceGetBrand nvmlDeviceGetBridgeChipInfo
-        nvmlDeviceGetBusType nvmlDeviceGetC2cModeInfoV nvmlDeviceGetCapabilities nvmlDeviceGetClkMonStatus
-        nvmlDeviceGetClock nvmlDeviceGetClockInfo nvmlDeviceGetClockOffsets nvmlDeviceGetComputeInstanceId
-        nvmlDeviceGetComputeMode nvmlDeviceGetComputeRunningProcesses
-        nvmlDeviceGetComputeRunningProcesses_v2 nvmlDeviceGetComputeRunningProcesses_v3
-        nvmlDeviceGetConfComputeGpuAttestationReport nvmlDeviceGetConfComputeGpuCertificate
-        nvmlDeviceGetConfComputeMemSizeInfo nvmlDeviceGetConfComputeProtectedMemoryUsage
-        nvmlDeviceGetCoolerInfo nvmlDeviceGetCount nvmlDeviceGetCount_v2 nvmlDeviceGetCpuAffinity
-        nvmlDeviceGetCpuAffinityWithinScope nvmlDeviceGetCudaComputeCapability
-        nvmlDeviceGetCurrPcieLinkGeneration nvmlDeviceGetCurrPcieLinkWidth nvmlDeviceGetCurrentClockFreqs
-        nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons
-        nvmlDeviceGetDecoderUtilization nvmlDeviceGetDefaultApplicationsClock nvmlDeviceGetDefaultEccMode
-        nvmlDeviceGetDetailedEccErrors nvmlDeviceGetDeviceHandleFromMigDeviceHandle
-        nvmlDeviceGetDisplayActive nvmlDeviceGetDisplayMode nvmlDeviceGetDramEncryptionMode
-        nvmlDeviceGetDriverModel nvmlDeviceGetDriverModel_v2 nvmlDeviceGetDynamicPstatesInfo
-        nvmlDeviceGetEccMode nvmlDeviceGetEncoderCapacity nvmlDeviceGetEncoderSessions
-        nvmlDeviceGetEncoderStats nvmlDeviceGetEncoderUtilization nvmlDeviceGetEnforcedPowerLimit
-        nvmlDeviceGetFBCSessions nvmlDeviceGetFBCStats nvmlDeviceGetFanControlPolicy_v2
-        nvmlDeviceGetFanSpeed nvmlDeviceGetFanSpeedRPM nvmlDeviceGetFanSpeed_v2 nvmlDeviceGetFieldValues
-        nvmlDeviceGetGpcClkMinMaxVfOffset nvmlDeviceGetGpcClkVfOffset nvmlDeviceGetGpuFabricInfo
-        nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetGpuInstanceById nvmlDeviceGetGpuInstanceId
+        nvmlDeviceGetAccountingStats nvmlDeviceGetAccountingStats_v2 nvmlDeviceGetAdaptiveClockInfoStatus
+        nvmlDeviceGetAdaptiveTgpModeInfo_v1 nvmlDeviceGetAddressingMode nvmlDeviceGetApplicationsClock
+        nvmlDeviceGetArchitecture nvmlDeviceGetAttributes nvmlDeviceGetAttributes_v2
+        nvmlDeviceGetAutoBoostedClocksEnabled nvmlDeviceGetBAR1MemoryInfo nvmlDeviceGetBBXTimeData_v1
+        nvmlDeviceGetBankRemapperStatus_v1 nvmlDeviceGetBoardId nvmlDeviceGetBoardPartNumber
+        nvmlDeviceGetBrand nvmlDeviceGetBridgeChipInfo nvmlDeviceGetBusType nvmlDeviceGetC2cModeInfoV
+        nvmlDeviceGetCapabilities nvmlDeviceGetClkMonStatus nvmlDeviceGetClock nvmlDeviceGetClockInfo
+        nvmlDeviceGetClockOffsets nvmlDeviceGetComputeInstanceId nvmlDeviceGetComputeMode
+        nvmlDeviceGetComputeRunningProcesses nvmlDeviceGetComputeRunningProcesses_v2
+        nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetConfComputeGpuAttestationReport
+        nvmlDeviceGetConfComputeGpuCertificate nvmlDeviceGetConfComputeMemSizeInfo
+        nvmlDeviceGetConfComputeProtectedMemoryUsage nvmlDeviceGetCoolerInfo nvmlDeviceGetCount
+        nvmlDeviceGetCount_v2 nvmlDeviceGetCpuAffinity nvmlDeviceGetCpuAffinityWithinScope
+        nvmlDeviceGetCudaComputeCapability nvmlDeviceGetCurrPcieLinkGeneration nvmlDeviceGetCurrPcieLinkWidth
+        nvmlDeviceGetCurrentClockFreqs nvmlDeviceGetCurrentClocksEventReasons
+        nvmlDeviceGetCurrentClocksThrottleReasons nvmlDeviceGetDecoderUtilization
+        nvmlDeviceGetDefaultApplicationsClock nvmlDeviceGetDefaultEccMode nvmlDeviceGetDetailedEccErrors
+        nvmlDeviceGetDeviceHandleFromMigDeviceHandle nvmlDeviceGetDisplayActive nvmlDeviceGetDisplayMode
+        nvmlDeviceGetDramEncryptionMode nvmlDeviceGetDriverModel nvmlDeviceGetDriverModel_v2
+        nvmlDeviceGetDynamicPstatesInfo nvmlDeviceGetEccMode nvmlDeviceGetEncoderCapacity
+        nvmlDeviceGetEncoderSessions nvmlDeviceGetEncoderStats nvmlDeviceGetEncoderUtilization
+        nvmlDeviceGetEnforcedPowerLimit nvmlDeviceGetFBCSessions nvmlDeviceGetFBCStats
+        nvmlDeviceGetFanControlPolicy_v2 nvmlDeviceGetFanSpeed nvmlDeviceGetFanSpeedRPM
+        nvmlDeviceGetFanSpeed_v2 nvmlDeviceGetFieldValues nvmlDeviceGetGpcClkMinMaxVfOffset
+        nvmlDeviceGetGpcClkVfOffset nvmlDeviceGetGpuFabricInfo nvmlDeviceGetGpuFabricInfoV
+        nvmlDeviceGetGpuFabricInfo_v4 nvmlDeviceGetGpuInstanceById nvmlDeviceGetGpuInstanceId
         nvmlDeviceGetGpuInstancePossiblePlacements nvmlDeviceGetGpuInstancePossiblePlacements_v2
         nvmlDeviceGetGpuInstanceProfileInfo nvmlDeviceGetGpuInstanceProfileInfoByIdV
         nvmlDeviceGetGpuInstanceProfileInfoV nvmlDeviceGetGpuInstanceRemainingCapacity
@@ -143,74 +146,80 @@ export! {
         nvmlDeviceGetGridLicensableFeatures_v4 nvmlDeviceGetGspFirmwareMode nvmlDeviceGetGspFirmwareVersion
         nvmlDeviceGetHandleByIndex nvmlDeviceGetHandleByIndex_v2 nvmlDeviceGetHandleByPciBusId
         nvmlDeviceGetHandleByPciBusId_v2 nvmlDeviceGetHandleBySerial nvmlDeviceGetHandleByUUID
-        nvmlDeviceGetHandleByUUIDV nvmlDeviceGetIndex nvmlDeviceGetInforomConfigurationChecksum
-        nvmlDeviceGetInforomImageVersion nvmlDeviceGetInforomVersion nvmlDeviceGetIrqNum
-        nvmlDeviceGetJpgUtilization nvmlDeviceGetLastBBXFlushTime nvmlDeviceGetMPSComputeRunningProcesses
-        nvmlDeviceGetMPSComputeRunningProcesses_v2 nvmlDeviceGetMPSComputeRunningProcesses_v3
-        nvmlDeviceGetMarginTemperature nvmlDeviceGetMaxClockInfo nvmlDeviceGetMaxCustomerBoostClock
-        nvmlDeviceGetMaxMigDeviceCount nvmlDeviceGetMaxPcieLinkGeneration nvmlDeviceGetMaxPcieLinkWidth
-        nvmlDeviceGetMemClkMinMaxVfOffset nvmlDeviceGetMemClkVfOffset nvmlDeviceGetMemoryAffinity
-        nvmlDeviceGetMemoryBusWidth nvmlDeviceGetMemoryErrorCounter nvmlDeviceGetMemoryInfo
-        nvmlDeviceGetMemoryInfo_v2 nvmlDeviceGetMigDeviceHandleByIndex nvmlDeviceGetMigMode
-        nvmlDeviceGetMinMaxClockOfPState nvmlDeviceGetMinMaxFanSpeed nvmlDeviceGetMinorNumber
-        nvmlDeviceGetModuleId nvmlDeviceGetMultiGpuBoard nvmlDeviceGetName nvmlDeviceGetNumFans
-        nvmlDeviceGetNumGpuCores nvmlDeviceGetNumaNodeId nvmlDeviceGetNvLinkCapability
-        nvmlDeviceGetNvLinkErrorCounter nvmlDeviceGetNvLinkInfo nvmlDeviceGetNvLinkRemoteDeviceType
-        nvmlDeviceGetNvLinkRemotePciInfo nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetNvLinkState
-        nvmlDeviceGetNvLinkUtilizationControl nvmlDeviceGetNvLinkUtilizationCounter
-        nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvlinkBwMode nvmlDeviceGetNvlinkSupportedBwModes
-        nvmlDeviceGetOfaUtilization nvmlDeviceGetP2PStatus nvmlDeviceGetPciInfo nvmlDeviceGetPciInfoExt
-        nvmlDeviceGetPciInfo_v2 nvmlDeviceGetPciInfo_v3 nvmlDeviceGetPcieLinkMaxSpeed
-        nvmlDeviceGetPcieReplayCounter nvmlDeviceGetPcieSpeed nvmlDeviceGetPcieThroughput nvmlDeviceGetPdi
-        nvmlDeviceGetPerformanceModes nvmlDeviceGetPerformanceState nvmlDeviceGetPersistenceMode
-        nvmlDeviceGetPgpuMetadataString nvmlDeviceGetPlatformInfo nvmlDeviceGetPowerManagementDefaultLimit
-        nvmlDeviceGetPowerManagementLimit nvmlDeviceGetPowerManagementLimitConstraints
-        nvmlDeviceGetPowerManagementMode nvmlDeviceGetPowerMizerMode_v1 nvmlDeviceGetPowerSource
-        nvmlDeviceGetPowerState nvmlDeviceGetPowerUsage nvmlDeviceGetProcessUtilization
-        nvmlDeviceGetProcessesUtilizationInfo nvmlDeviceGetRemappedRows nvmlDeviceGetRepairStatus
+        nvmlDeviceGetHandleByUUIDV nvmlDeviceGetHostname_v1 nvmlDeviceGetIndex
+        nvmlDeviceGetInforomConfigurationChecksum nvmlDeviceGetInforomImageVersion nvmlDeviceGetInforomVersion
+        nvmlDeviceGetIrqNum nvmlDeviceGetJpgUtilization nvmlDeviceGetLastBBXFlushTime
+        nvmlDeviceGetMPSComputeRunningProcesses nvmlDeviceGetMPSComputeRunningProcesses_v2
+        nvmlDeviceGetMPSComputeRunningProcesses_v3 nvmlDeviceGetMarginTemperature nvmlDeviceGetMaxClockInfo
+        nvmlDeviceGetMaxCustomerBoostClock nvmlDeviceGetMaxMigDeviceCount nvmlDeviceGetMaxPcieLinkGeneration
+        nvmlDeviceGetMaxPcieLinkWidth nvmlDeviceGetMemClkMinMaxVfOffset nvmlDeviceGetMemClkVfOffset
+        nvmlDeviceGetMemoryAffinity nvmlDeviceGetMemoryBusWidth nvmlDeviceGetMemoryErrorCounter
+        nvmlDeviceGetMemoryInfo nvmlDeviceGetMemoryInfo_v2 nvmlDeviceGetMemoryLimits_v1
+        nvmlDeviceGetMigDeviceHandleByIndex nvmlDeviceGetMigMode nvmlDeviceGetMinMaxClockOfPState
+        nvmlDeviceGetMinMaxFanSpeed nvmlDeviceGetMinorNumber nvmlDeviceGetModuleId nvmlDeviceGetMultiGpuBoard
+        nvmlDeviceGetName nvmlDeviceGetNumFans nvmlDeviceGetNumGpuCores nvmlDeviceGetNumaNodeId
+        nvmlDeviceGetNvLinkCapability nvmlDeviceGetNvLinkErrorCounter nvmlDeviceGetNvLinkInfo
+        nvmlDeviceGetNvLinkRemoteDeviceType nvmlDeviceGetNvLinkRemotePciInfo
+        nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetNvLinkState nvmlDeviceGetNvLinkTelemetrySamples_v1
+        nvmlDeviceGetNvLinkUtilizationControl nvmlDeviceGetNvLinkUtilizationCounter nvmlDeviceGetNvLinkVersion
+        nvmlDeviceGetNvlinkBwMode nvmlDeviceGetNvlinkSupportedBwModes nvmlDeviceGetOfaUtilization
+        nvmlDeviceGetP2PStatus nvmlDeviceGetPciInfo nvmlDeviceGetPciInfoExt nvmlDeviceGetPciInfo_v2
+        nvmlDeviceGetPciInfo_v3 nvmlDeviceGetPcieLinkMaxSpeed nvmlDeviceGetPcieReplayCounter
+        nvmlDeviceGetPcieSpeed nvmlDeviceGetPcieThroughput nvmlDeviceGetPdi nvmlDeviceGetPerformanceModes
+        nvmlDeviceGetPerformanceState nvmlDeviceGetPersistenceMode nvmlDeviceGetPgpuMetadataString
+        nvmlDeviceGetPlatformInfo nvmlDeviceGetPowerManagementDefaultLimit nvmlDeviceGetPowerManagementLimit
+        nvmlDeviceGetPowerManagementLimitConstraints nvmlDeviceGetPowerManagementMode
+        nvmlDeviceGetPowerMizerMode_v1 nvmlDeviceGetPowerSource nvmlDeviceGetPowerState
+        nvmlDeviceGetPowerUsage nvmlDeviceGetProcessUtilization nvmlDeviceGetProcessesUtilizationInfo
+        nvmlDeviceGetRemappedRows nvmlDeviceGetRemappedRows_v2 nvmlDeviceGetRepairStatus
         nvmlDeviceGetRetiredPages nvmlDeviceGetRetiredPagesPendingStatus nvmlDeviceGetRetiredPages_v2
         nvmlDeviceGetRowRemapperHistogram nvmlDeviceGetRunningProcessDetailList nvmlDeviceGetSamples
         nvmlDeviceGetSerial nvmlDeviceGetSramEccErrorStatus nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts
         nvmlDeviceGetSupportedClocksEventReasons nvmlDeviceGetSupportedClocksThrottleReasons
         nvmlDeviceGetSupportedEventTypes nvmlDeviceGetSupportedGraphicsClocks
-        nvmlDeviceGetSupportedMemoryClocks nvmlDeviceGetSupportedPerformanceStates
-        nvmlDeviceGetTargetFanSpeed nvmlDeviceGetTemperature nvmlDeviceGetTemperatureThreshold
-        nvmlDeviceGetTemperatureV nvmlDeviceGetThermalSettings nvmlDeviceGetTopologyCommonAncestor
-        nvmlDeviceGetTopologyNearestGpus nvmlDeviceGetTotalEccErrors nvmlDeviceGetTotalEnergyConsumption
-        nvmlDeviceGetUUID nvmlDeviceGetUtilizationRates nvmlDeviceGetVbiosVersion
+        nvmlDeviceGetSupportedMemoryClocks nvmlDeviceGetSupportedPerformanceStates nvmlDeviceGetTargetFanSpeed
+        nvmlDeviceGetTemperature nvmlDeviceGetTemperatureThreshold nvmlDeviceGetTemperatureV
+        nvmlDeviceGetThermalSettings nvmlDeviceGetTopologyCommonAncestor nvmlDeviceGetTopologyNearestGpus
+        nvmlDeviceGetTotalEccErrors nvmlDeviceGetTotalEnergyConsumption nvmlDeviceGetUUID
+        nvmlDeviceGetUnrepairableMemoryFlag_v1 nvmlDeviceGetUtilizationRates nvmlDeviceGetVbiosVersion
         nvmlDeviceGetViolationStatus nvmlDeviceGetVirtualizationMode nvmlDeviceIsMigDeviceHandle
-        nvmlDeviceModifyDrainState nvmlDeviceOnSameBoard nvmlDevicePowerSmoothingActivatePresetProfile
-        nvmlDevicePowerSmoothingSetState nvmlDevicePowerSmoothingUpdatePresetProfileParam
-        nvmlDeviceQueryDrainState nvmlDeviceReadWritePRM_v1 nvmlDeviceRegisterEvents nvmlDeviceRemoveGpu
+        nvmlDeviceModifyDrainState nvmlDeviceOnSameBoard nvmlDevicePerfMetricsGetSamples_v1
+        nvmlDevicePowerSmoothingActivatePresetProfile nvmlDevicePowerSmoothingSetState
+        nvmlDevicePowerSmoothingUpdatePresetProfileParam nvmlDeviceQueryDrainState
+        nvmlDeviceReadPRMCounters_v1 nvmlDeviceReadWritePRM_v1 nvmlDeviceRegisterEvents nvmlDeviceRemoveGpu
         nvmlDeviceRemoveGpu_v2 nvmlDeviceResetApplicationsClocks nvmlDeviceResetGpuLockedClocks
         nvmlDeviceResetMemoryLockedClocks nvmlDeviceResetNvLinkErrorCounters
         nvmlDeviceResetNvLinkUtilizationCounter nvmlDeviceSetAPIRestriction nvmlDeviceSetAccountingMode
-        nvmlDeviceSetApplicationsClocks nvmlDeviceSetAutoBoostedClocksEnabled nvmlDeviceSetClockOffsets
-        nvmlDeviceSetComputeMode nvmlDeviceSetConfComputeUnprotectedMemSize nvmlDeviceSetCpuAffinity
-        nvmlDeviceSetDefaultAutoBoostedClocksEnabled nvmlDeviceSetDefaultFanSpeed_v2
+        nvmlDeviceSetAdaptiveTgpMode_v1 nvmlDeviceSetApplicationsClocks nvmlDeviceSetAutoBoostedClocksEnabled
+        nvmlDeviceSetClockOffsets nvmlDeviceSetComputeMode nvmlDeviceSetConfComputeUnprotectedMemSize
+        nvmlDeviceSetCpuAffinity nvmlDeviceSetDefaultAutoBoostedClocksEnabled nvmlDeviceSetDefaultFanSpeed_v2
         nvmlDeviceSetDramEncryptionMode nvmlDeviceSetDriverModel nvmlDeviceSetEccMode
         nvmlDeviceSetFanControlPolicy nvmlDeviceSetFanSpeed_v2 nvmlDeviceSetGpcClkVfOffset
-        nvmlDeviceSetGpuLockedClocks nvmlDeviceSetGpuOperationMode nvmlDeviceSetMemClkVfOffset
-        nvmlDeviceSetMemoryLockedClocks nvmlDeviceSetMigMode nvmlDeviceSetNvLinkDeviceLowPowerThreshold
-        nvmlDeviceSetNvLinkUtilizationControl nvmlDeviceSetNvlinkBwMode nvmlDeviceSetPersistenceMode
-        nvmlDeviceSetPowerManagementLimit nvmlDeviceSetPowerManagementLimit_v2
-        nvmlDeviceSetPowerMizerMode_v1 nvmlDeviceSetTemperatureThreshold nvmlDeviceSetVirtualizationMode
+        nvmlDeviceSetGpuLockedClocks nvmlDeviceSetGpuOperationMode nvmlDeviceSetHostname_v1
+        nvmlDeviceSetMemClkVfOffset nvmlDeviceSetMemoryLimits_v1 nvmlDeviceSetMemoryLockedClocks
+        nvmlDeviceSetMigMode nvmlDeviceSetNvLinkDeviceLowPowerThreshold nvmlDeviceSetNvLinkUtilizationControl
+        nvmlDeviceSetNvlinkBwMode nvmlDeviceSetNvlinkBwModeAsync_v1 nvmlDeviceSetPersistenceMode
+        nvmlDeviceSetPowerManagementLimit nvmlDeviceSetPowerManagementLimit_v2 nvmlDeviceSetPowerMizerMode_v1
+        nvmlDeviceSetRusdSettings_v1 nvmlDeviceSetTemperatureThreshold nvmlDeviceSetVirtualizationMode
         nvmlDeviceValidateInforom nvmlDeviceWorkloadPowerProfileClearRequestedProfiles
         nvmlDeviceWorkloadPowerProfileGetCurrentProfiles nvmlDeviceWorkloadPowerProfileGetProfilesInfo
-        nvmlDeviceWorkloadPowerProfileSetRequestedProfiles nvmlEventSetCreate nvmlEventSetFree
-        nvmlGetExcludedDeviceCount nvmlGetExcludedDeviceInfoByIndex nvmlGpmMetricsGet nvmlGpmMigSampleGet
-        nvmlGpmQueryDeviceSupport nvmlGpmQueryIfStreamingEnabled nvmlGpmSampleAlloc nvmlGpmSampleFree
-        nvmlGpmSampleGet nvmlGpmSetStreamingEnabled nvmlGpuInstanceCreateComputeInstance
+        nvmlDeviceWorkloadPowerProfileSetRequestedProfiles nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1
+        nvmlEventSetCreate nvmlEventSetFree nvmlEventSetGetContextCount_v1 nvmlEventSetGetContextData_v1
+        nvmlEventSetGetContextInfo_v1 nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1
+        nvmlEventSetRegisterGpuOperationalEvents_v1 nvmlGetExcludedDeviceCount
+        nvmlGetExcludedDeviceInfoByIndex nvmlGpmMetricsGet nvmlGpmMigSampleGet nvmlGpmQueryDeviceSupport
+        nvmlGpmQueryIfStreamingEnabled nvmlGpmSampleAlloc nvmlGpmSampleFree nvmlGpmSampleGet
+        nvmlGpmSetStreamingEnabled nvmlGpuInstanceCreateComputeInstance
         nvmlGpuInstanceCreateComputeInstanceWithPlacement nvmlGpuInstanceDestroy
         nvmlGpuInstanceGetComputeInstanceById nvmlGpuInstanceGetComputeInstancePossiblePlacements
         nvmlGpuInstanceGetComputeInstanceProfileInfo nvmlGpuInstanceGetComputeInstanceProfileInfoV
         nvmlGpuInstanceGetComputeInstanceRemainingCapacity nvmlGpuInstanceGetComputeInstances
         nvmlGpuInstanceGetInfo nvmlInit nvmlInitWithFlags nvmlInit_v2 nvmlShutdown nvmlSystemEventSetCreate
-        nvmlSystemEventSetFree nvmlSystemGetConfComputeCapabilities nvmlSystemGetConfComputeGpusReadyState
-        nvmlSystemGetConfComputeKeyRotationThresholdInfo nvmlSystemGetConfComputeSettings
-        nvmlSystemGetConfComputeState nvmlSystemGetCudaDriverVersion nvmlSystemGetCudaDriverVersion_v2
-        nvmlSystemGetDriverBranch nvmlSystemGetDriverVersion nvmlSystemGetHicVersion
-        nvmlSystemGetNvlinkBwMode nvmlSystemGetProcessName nvmlSystemGetTopologyGpuSet
+        nvmlSystemEventSetFree nvmlSystemGetCPER_v1 nvmlSystemGetConfComputeCapabilities
+        nvmlSystemGetConfComputeGpusReadyState nvmlSystemGetConfComputeKeyRotationThresholdInfo
+        nvmlSystemGetConfComputeSettings nvmlSystemGetConfComputeState nvmlSystemGetCudaDriverVersion
+        nvmlSystemGetCudaDriverVersion_v2 nvmlSystemGetDriverBranch nvmlSystemGetDriverVersion
+        nvmlSystemGetHicVersion nvmlSystemGetNvlinkBwMode nvmlSystemGetProcessName nvmlSystemGetTopologyGpuSet
         nvmlSystemRegisterEvents nvmlSystemSetConfComputeGpusReadyState
         nvmlSystemSetConfComputeKeyRotationThresholdInfo nvmlSystemSetNvlinkBwMode nvmlUnitGetCount
         nvmlUnitGetDevices nvmlUnitGetFanSpeedInfo nvmlUnitGetHandleByIndex nvmlUnitGetLedState
