@@ -14,6 +14,22 @@ use parking_lot::Mutex;
 use simcuda_machine::config::Config;
 use simcuda_machine::{DumpBlockers, Gpu, Ledger, Release, bus, device_file};
 
+/// The functions: each returns a `nvmlReturn_t`.
+macro_rules! functions {
+    ($( $(#[$doc:meta])* fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $body:block )*) => {
+        $(
+            $(#[$doc])*
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
+                let body = || -> Result<(), Code> { $body };
+                body().err().unwrap_or(OK)
+            }
+        )*
+    };
+}
+
+mod monitors;
+
 type Code = sys::nvmlReturn_t;
 type Device = sys::nvmlDevice_t;
 
@@ -149,6 +165,26 @@ unsafe fn read_text<'a>(text: *const c_char) -> Result<&'a str, Code> {
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| INVALID)
 }
 
+/// # Safety
+/// `count` is NULL or valid for reads and writes; `out` is NULL or has room for so many.
+unsafe fn write_list<T: Copy>(count: *mut c_uint, out: *mut T, list: &[T]) -> Result<(), Code> {
+    if count.is_null() {
+        return Err(INVALID);
+    }
+    let needed = c_uint::try_from(list.len()).map_err(|_| UNKNOWN)?;
+    // SAFETY: not NULL, so that it is the caller's variable.
+    let room = unsafe { count.replace(needed) };
+    if room < needed {
+        return Err(TOO_SMALL);
+    }
+    if needed > 0 && out.is_null() {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller's array has room for as many.
+    unsafe { out.copy_from_nonoverlapping(list.as_ptr(), list.len()) };
+    Ok(())
+}
+
 fn bus_text(gpu: &Gpu) -> String {
     format!("00000000:{:02X}:00.0", bus(gpu.id))
 }
@@ -171,19 +207,6 @@ fn processes(machine: &Machine, gpu: &Gpu) -> Vec<sys::nvmlProcessInfo_t> {
         computeInstanceId: c_uint::MAX,
     };
     pids.map(of).filter(|process| process.usedGpuMemory > 0).collect()
-}
-
-/// The functions: each returns a `nvmlReturn_t`.
-macro_rules! functions {
-    ($( fn $name:ident ( $($arg:ident : $ty:ty),* $(,)? ) $body:block )*) => {
-        $(
-            #[unsafe(no_mangle)]
-            unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
-                let body = || -> Result<(), Code> { $body };
-                body().err().unwrap_or(OK)
-            }
-        )*
-    };
 }
 
 functions! {
@@ -284,22 +307,8 @@ functions! {
         device: Device, count: *mut c_uint, out: *mut sys::nvmlProcessInfo_t,
     ) {
         let (machine, _, gpu) = known(device)?;
-        if count.is_null() {
-            return Err(INVALID);
-        }
-        let processes = processes(&machine, &gpu);
-        let needed = c_uint::try_from(processes.len()).map_err(|_| UNKNOWN)?;
-        // SAFETY: not NULL, so that it is the caller's variable.
-        let room = unsafe { count.replace(needed) };
-        if room < needed {
-            return Err(TOO_SMALL);
-        }
-        if needed > 0 && out.is_null() {
-            return Err(INVALID);
-        }
-        // SAFETY: the caller's array has room for as many.
-        unsafe { out.copy_from_nonoverlapping(processes.as_ptr(), processes.len()) };
-        Ok(())
+        // SAFETY: the caller's variable and array.
+        unsafe { write_list(count, out, &processes(&machine, &gpu)) }
     }
     fn nvmlDeviceGetUtilizationRates(device: Device, out: *mut sys::nvmlUtilization_t) {
         known(device)?;

@@ -1,13 +1,13 @@
 """A GPU monitor: asks NVML in each step, without ever calling nvmlShutdown, as PyTorch's device_count() does.
 
-    nvml_job.py STEPS [driver | init] [workers] [polls | reopens] [forks]
+    nvml_job.py STEPS [driver | init] [workers] [polls | reopens] [forks] [nvitop]
 
 `driver`: uses the CUDA driver as well; `init`: only initialises it, and has no context. `workers`: two processes, forked once NVML is initialised, do a part of the work.
 `polls`: a thread asks NVML all the time as well. `reopens`: it initialises NVML for each question, and shuts it down again;
 nothing else has NVML initialised then. `forks`: in each step, a process that it forks initialises the driver, and one that executes
 another program does; the file `forked` has both results of the last step. A call that fails ends the program.
 Rests after each step as long as the file `slow` is there: longer beside a thread that asks, for tests that take many
-snapshots, however long each takes.
+snapshots, however long each takes. `nvitop`: asks all that this monitor shows.
 """
 
 import multiprocessing
@@ -37,6 +37,13 @@ def reopen():
     return answer
 
 
+def ask_all():
+    import nvitop
+
+    devices = [device.as_snapshot() for device in nvitop.Device.all()]
+    return " ".join(f"{one.name} {one.bus_id} {one.memory_total} {one.power_status} {one.clock_infos}" for one in devices)
+
+
 def poll(question, right):
     try:
         while question() == right:
@@ -62,7 +69,7 @@ def fork():
 
 
 def main():
-    question = reopen if "reopens" in sys.argv else ask
+    question = reopen if "reopens" in sys.argv else ask_all if "nvitop" in sys.argv else ask
     if question == ask:
         pynvml.nvmlInit()
     right = question()

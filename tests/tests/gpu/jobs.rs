@@ -270,6 +270,14 @@ fn a_gpu_monitor_survives() {
     GpuJob::in_python("nvml_job.py").survives(kills());
 }
 
+/// nvitop, with all that it asks.
+#[test]
+fn a_users_monitor_survives() {
+    let mut job = GpuJob::in_python("nvml_job.py");
+    job.program.arg("nvitop").env("SIMCUDA_DEVICES", "2");
+    job.survives(few_kills());
+}
+
 /// The driver's checkpoint takes NVML's device files away too.
 #[test]
 fn a_program_with_nvml_and_the_driver_survives() {

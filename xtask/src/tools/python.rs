@@ -92,9 +92,11 @@ const CUDA: Wheels = Wheels {
         "nvidia-cuda-runtime==13.0.96",
         "nvidia-ml-py==13.615.71",
         "nvidia-nvvm==13.0.88",
+        "nvitop==1.7.2",
         "packaging==26.3",
+        "psutil==7.2.2",
     ],
-    check: "import importlib.metadata as m, cuda.bindings.driver, numba.cuda, pynvml; \
+    check: "import importlib.metadata as m, cuda.bindings.driver, numba.cuda, nvitop, pynvml; \
             assert 'numba_cuda' in numba.cuda.__file__, numba.cuda.__file__; \
             print(*(f'{name} {m.version(name)}' for name in ('cuda-bindings', 'numba-cuda', 'numba')))",
     purpose: "tests of simcuda with Python programs",
