@@ -207,21 +207,41 @@ mod tests {
         assert_eq!(names, listed);
     }
 
+    /// What is in backticks in a column of the tables of a page, the first being 0.
+    fn names_in(page: &str, column: impl Fn(usize) -> usize) -> Vec<String> {
+        let text = fs::read_to_string(workspace::root().join(page)).unwrap();
+        let rows = text.lines().filter(|line| line.starts_with("| ") && line.ends_with(" |"));
+        let cells = rows.map(|row| row[2..row.len() - 2].split(" | ").collect::<Vec<_>>());
+        let cells = cells.map(|cells| cells[column(cells.len())]);
+        cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
+    }
+
+    fn assert_exists(page: &str, name: &str) {
+        let mut git = Command::new("git");
+        git.current_dir(workspace::root()).args(["grep", "-qF", &format!("fn {name}("), "--", "*.rs"]);
+        let exists = workspace::root().join(name).is_file() || process::capture(&mut git).is_ok();
+        assert!(exists, "{page} names {name}, which does not exist");
+    }
+
     /// docs/threat-model.md names tests, and files with tests, in the last column of its tables.
     #[test]
     fn tests_of_the_threat_model_exist() {
-        let text = fs::read_to_string(workspace::root().join("docs/threat-model.md")).unwrap();
-        let rows = text.lines().filter_map(|line| line.strip_suffix('|'));
-        let columns = rows.filter_map(|row| row.rsplit('|').next());
-        let names = columns.flat_map(|column| column.split('`').skip(1).step_by(2));
-        let names: Vec<_> = names.filter(|name| name.contains('_') || name.ends_with(".rs")).collect();
+        let page = "docs/threat-model.md";
+        let mut names = names_in(page, |columns| columns - 1);
+        names.retain(|name| name.contains('_') || name.ends_with(".rs"));
         assert!(names.len() > 40, "{names:?}");
-        for name in names {
-            let mut git = Command::new("git");
-            git.current_dir(workspace::root()).args(["grep", "-qF", &format!("fn {name}()"), "--", "*.rs"]);
-            let exists = workspace::root().join(name).is_file() || process::capture(&mut git).is_ok();
-            assert!(exists, "docs/threat-model.md names {name}, which does not exist");
-        }
+        names.iter().for_each(|name| assert_exists(page, name));
+    }
+
+    /// docs/simcuda.md does so in the fifth of six columns. Names that are cut have the row above.
+    #[test]
+    fn tests_of_the_facts_about_drivers_exist() {
+        let page = "docs/simcuda.md";
+        let mut names = names_in(page, |columns| if columns == 6 { 4 } else { panic!("{columns} columns") });
+        let is_whole = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        names.retain(|name| name.contains('_') && is_whole(name));
+        assert!(names.len() > 60, "{names:?}");
+        names.iter().for_each(|name| assert_exists(page, name));
     }
 
     /// A test that is renamed would otherwise fail CI only on machines where it skips.
