@@ -2,7 +2,7 @@
 //! failure. With `CKPT_TEST_GPU=1` the stages run as on a machine with a GPU, with the driver and the Python that are
 //! there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use ckpt_run_tests::gpu::{Gpu, cuda_python, libcuda_dir};
@@ -197,12 +197,61 @@ fn claims_are_in_the_documents_that_they_name() {
         assert_eq!(
             document.matches(&text("text")).count(),
             1,
-            "{} has to say {:?} once: change xtask/bundle/harness/claims.py with it",
+            "{} has to say {:?} once: change claims.py or pages/ of xtask/bundle/harness with it",
             text("file"),
             text("text")
         );
         let is_run = !claim["steps"].as_array().expect("steps").is_empty();
         assert_ne!(is_run, !text("why").is_empty(), "steps, or why there are none: {claim}");
+    }
+}
+
+/// What is wrong with the sentences about GPUs of the pages below a directory: see `harness/sentences.py`.
+fn complaints(root: &Path) -> Vec<String> {
+    let script = "import json, sys; sys.path.insert(0, sys.argv[1])\n\
+                  from harness.sentences import complaints\n\
+                  print(json.dumps(complaints(sys.argv[2])))";
+    let mut command = Command::new(python());
+    command.args(["-B", "-c", script]).arg(bundle()).arg(root);
+    let output = run(command);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", said(&output)))
+}
+
+#[test]
+fn each_sentence_about_gpus_is_a_claim_or_exempt() {
+    let found = complaints(&workspace());
+    assert!(
+        found.is_empty(),
+        "add a claim or an exemption to xtask/bundle/harness/pages:\n{}",
+        found.join("\n")
+    );
+}
+
+/// A sentence that is added to a paragraph, an item, a row and a fact; an exemption whose sentence is gone.
+#[test]
+fn a_new_sentence_about_gpus_is_noticed() {
+    let sandbox = Sandbox::new();
+    let place = |name: &str| sandbox.path().join(format!("docs/{name}.md"));
+    std::fs::create_dir(sandbox.path().join("docs")).expect("a directory");
+    for name in ["gpus", "limits", "resuming", "simcuda"] {
+        std::fs::copy(workspace().join(format!("docs/{name}.md")), place(name)).expect("a copy");
+    }
+    assert!(complaints(sandbox.path()).is_empty());
+    for (name, text, changed) in [
+        ("gpus", "Work on the GPU ends.", "Work on the GPU ends. It is late."),
+        ("gpus", "Run nothing else on these GPUs", ""),
+        ("limits", "| destroy them |\n", "| destroy them |\n| memory of a new kind | free it |\n"),
+        ("limits", "on a GPU is not affected.", "on a GPU is not affected. A GPU is."),
+        ("resuming", "GPUs that are not named stay.", "GPUs that are not named stay. They are late."),
+        ("simcuda", "| calls in that child fail |", "| calls in that child fail. They are late |"),
+    ] {
+        let before = std::fs::read_to_string(place(name)).expect("the page");
+        let after = before.replacen(text, changed, 1);
+        assert_ne!(before, after, "{name}: {text}");
+        std::fs::write(place(name), after).expect("a page");
+        let found = complaints(sandbox.path());
+        assert_eq!(found.len(), 1, "{text}: {found:?}");
+        std::fs::write(place(name), before).expect("the page");
     }
 }
 

@@ -23,7 +23,7 @@ BEFORE_ANY_CHECKPOINT = "nccl/"
 FIRST = ["question/", "checkpoint/"]
 # What is looked for in what ckpt-run says of a process on the GPU.
 TOLD = ("private_tables", "remarks")
-QUICK = ["question/", "checkpoint/", "entry/", "init/", "vmm/", "host-vmm/"]
+QUICK = ["question/", "checkpoint/", "entry/", "init/", "vmm/", "host-vmm/", "share/", "pool-ipc/"]
 # Those that are run behind the interposer too.
 INTERPOSED = ["alloc/", "vmm/", "pointer/", "pool/", "stream/", "copy/", "capture/", "graph/", "checkpoint/"]
 QUICK_INTERPOSED = ["vmm/"]
