@@ -1,6 +1,7 @@
 //! The messages of ckpt-run: short on stderr, with times and details in `--log-file`.
 
 use crate::sys::error::bad_input;
+use crate::sys::letters;
 use crate::sys::trust::Trust;
 use anyhow::{Result, anyhow};
 use serde::Deserialize;
@@ -49,7 +50,7 @@ struct Escaped<'a>(&'a mut dyn fmt::Write);
 impl fmt::Write for Escaped<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for letter in text.chars() {
-            match letter.is_control() && !"\n\t".contains(letter) {
+            match letters::is_control(letter) && !"\n\t".contains(letter) {
                 true => write!(self.0, "{}", letter.escape_default())?,
                 false => self.0.write_char(letter)?,
             }

@@ -21,8 +21,7 @@ use ckpt_snapshot::JobKey;
 use ckpt_snapshot::codec::{Compression, Key};
 use clap::{Arg, ArgAction};
 use ipnet::Ipv4Net;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// One option.
 pub struct Setting {
@@ -75,13 +74,28 @@ fn check_trust(
     path.map_or(Ok(()), check).map_err(|why| bad_input(refused(why)))
 }
 
-/// The programs that a shell command names by their paths.
-fn programs_of(command: &str) -> impl Iterator<Item = &Path> {
-    let words = command.split(|c: char| c.is_whitespace() || "'\"`;&|()<>=$".contains(c));
-    let is_program = |path: &&Path| {
-        path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-    };
-    words.filter(|word| word.contains('/')).map(Path::new).filter(is_program)
+/// Programs that execute what they are given.
+const RUNNERS: [&str; 20] = [
+    ".", "bash", "dash", "env", "exec", "flock", "nice", "nohup", "perl", "python", "python3", "setsid",
+    "sh", "source", "sudo", "time", "timeout", "xargs", "zsh", "!",
+];
+
+/// The files that a shell command executes and names by their paths: programs, and scripts of interpreters. Files that a
+/// program reads may be anybody's.
+fn programs_of(command: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for part in command.split([';', '&', '|', '(', ')', '`', '\n']) {
+        // With quotes that do not match, the shell refuses it.
+        let words = shlex::split(part).unwrap_or_default();
+        let runs_others = words.first().is_some_and(|word| {
+            let name = Path::new(word).file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| RUNNERS.contains(&name))
+        });
+        let count = if runs_others { words.len() } else { 1 };
+        let paths = words.into_iter().take(count).filter(|word| word.contains('/')).map(PathBuf::from);
+        found.extend(paths.filter(|path| path.is_file()));
+    }
+    found
 }
 
 /// The flags that have a short form.
@@ -532,8 +546,9 @@ pub const SETTINGS: &[Setting] = &[
         set: |config, option| {
             option.put(&mut config.preempt_probe, "a command", optional(parsed))?;
             let command = config.preempt_probe.as_deref().unwrap_or_default();
-            programs_of(command)
-                .try_for_each(|path| check_trust(Some(path), option, |path| config.store.trust.check(path)))
+            let mut programs = programs_of(command).into_iter();
+            programs
+                .try_for_each(|path| check_trust(Some(&path), option, |path| config.store.trust.check(path)))
         },
     },
     Setting {

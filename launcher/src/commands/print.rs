@@ -1,5 +1,6 @@
 //! Printing data: JSON for programs, aligned columns for people.
 
+use crate::sys::letters;
 use anyhow::Result;
 pub use ckpt_snapshot::size_text as bytes;
 use serde::Serialize;
@@ -51,7 +52,7 @@ pub fn table(head: &[&str], rows: Vec<Vec<String>>) -> Result<i32> {
 /// A text whose control characters are escaped: a name may have some that change the terminal.
 #[must_use]
 pub fn plain(text: &str) -> String {
-    let one = |letter: char| match letter.is_control() && letter != '\t' {
+    let one = |letter: char| match letters::is_control(letter) && letter != '\t' {
         true => letter.escape_default().to_string(),
         false => letter.to_string(),
     };

@@ -15,15 +15,12 @@ const MAX_BYTES: usize = 80;
 
 /// Where such files may be, the preferred directory first. Any user can create the one in `/tmp`, and so keep its owner
 /// from it: then the next one is used.
-fn candidates() -> Vec<PathBuf> {
+fn candidates() -> impl Iterator<Item = PathBuf> {
     let of_environment = if getuid().is_root() { None } else { absolute_variable("XDG_RUNTIME_DIR") };
     let of_environment = of_environment.map(|dir| dir.join("ckpt-run"));
-    of_environment
-        .into_iter()
-        .chain(fixed_candidates())
-        .chain(home_state_dir())
-        .chain(with_random_end())
-        .collect()
+    let usual = of_environment.into_iter().chain(fixed_candidates()).chain(home_state_dir());
+    // Only when they are needed: others may have made many files there.
+    usual.chain(std::iter::once_with(with_random_end).flatten())
 }
 
 /// Those of [`candidates`] that do not depend on the environment, the preferred directory first.
@@ -43,7 +40,7 @@ pub fn runtime_dir() -> io::Result<PathBuf> {
     first_usable(candidates())
 }
 
-fn first_usable(dirs: Vec<PathBuf>) -> io::Result<PathBuf> {
+fn first_usable(dirs: impl Iterator<Item = PathBuf>) -> io::Result<PathBuf> {
     first_private(dirs).or_else(|error| (0..RANDOM_TRIES).find_map(|_| with_new_end()).ok_or(error))
 }
 
@@ -76,14 +73,14 @@ fn with_random_end() -> Vec<PathBuf> {
 /// # Errors
 /// As [`runtime_dir`].
 pub fn find(name: &str) -> io::Result<PathBuf> {
-    let existing = candidates().into_iter().filter(|dir| is_private(dir)).map(|dir| dir.join(name));
-    existing.into_iter().find(|path| path.exists()).map_or_else(|| Ok(runtime_dir()?.join(name)), Ok)
+    let mut existing = candidates().filter(|dir| is_private(dir)).map(|dir| dir.join(name));
+    existing.find(|path| path.exists()).map_or_else(|| Ok(runtime_dir()?.join(name)), Ok)
 }
 
 /// The files with this end of their name in all of these directories.
 #[must_use]
 pub fn all_with_end(end: &str) -> Vec<PathBuf> {
-    let dirs = candidates().into_iter().filter(|dir| is_private(dir));
+    let dirs = candidates().filter(|dir| is_private(dir));
     let files =
         dirs.filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten().map(|file| file.path());
     let mut files: Vec<_> = files.filter(|path| path.to_string_lossy().ends_with(end)).collect();
@@ -97,12 +94,12 @@ pub fn all_with_end(end: &str) -> Vec<PathBuf> {
 /// # Errors
 /// As [`runtime_dir`].
 pub fn fixed_dir() -> io::Result<PathBuf> {
-    first_usable(fixed_candidates().into_iter().chain(candidates()).collect())
+    first_usable(fixed_candidates().into_iter().chain(candidates()))
 }
 
-fn first_private(dirs: Vec<PathBuf>) -> io::Result<PathBuf> {
+fn first_private(dirs: impl Iterator<Item = PathBuf>) -> io::Result<PathBuf> {
     let mut problems = Vec::new();
-    for dir in dirs.into_iter().filter(|dir| dir.as_os_str().len() <= MAX_BYTES && dir.to_str().is_some()) {
+    for dir in dirs.filter(|dir| dir.as_os_str().len() <= MAX_BYTES && dir.to_str().is_some()) {
         match private(dir) {
             Ok(dir) => return Ok(dir),
             Err(error) => problems.push(error.to_string()),

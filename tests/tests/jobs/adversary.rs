@@ -92,19 +92,27 @@ fn programs_and_logs_of_another_user_are_not_used() {
     fs::copy(sandbox.path().join("evil"), &evil).unwrap();
     fs::remove_file(sandbox.path().join("evil")).unwrap();
     fs::write(theirs.path().join("log"), "theirs").unwrap();
-    let probe = format!("timeout 5 '{}' || false", evil.display());
+    let with_space = theirs.path().join("evil with space");
+    fs::copy(&evil, &with_space).unwrap();
+    let probes = [
+        format!("timeout 5 '{}' || false", evil.display()),
+        format!("true; {}", evil.display()),
+        format!("'{}'", with_space.display()),
+        format!("sh '{}'", with_space.display()),
+    ];
     let log = theirs.path().join("log");
     let key = theirs.path().join("key");
     fs::write(&key, std::array::from_fn::<u8, 32, _>(|at| at as u8)).unwrap();
     fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
     // In another user's directory, or in one's own and another user's.
     for is_directory in [true, false] {
-        let given = if is_directory { vec![theirs.path()] } else { vec![&*evil, &*log, &*key] };
+        let given = if is_directory { vec![theirs.path()] } else { vec![&*evil, &*log, &*key, &with_space] };
         given.into_iter().for_each(give_to_stranger);
         let named = |path: &Path| path.display().to_string();
         let options = [("criu", named(&evil)), ("interpose", named(&evil)), ("log-file", named(&log))];
         let keys = ["encrypt-key-file", "cluster-key-file"].map(|option| (option, named(&key)));
-        for (option, path) in options.into_iter().chain(keys).chain([("preempt-probe", probe.clone())]) {
+        let probes = probes.iter().map(|probe| ("preempt-probe", probe.clone()));
+        for (option, path) in options.into_iter().chain(keys).chain(probes) {
             fs::write(&config, format!("{option} = \"{path}\"\n")).unwrap();
             for arguments in [&["doctor"][..], &["--", "true"]] {
                 let mut command = sandbox.command(arguments);
@@ -119,17 +127,6 @@ fn programs_and_logs_of_another_user_are_not_used() {
         }
         chown(theirs.path(), Some(0), Some(0)).unwrap();
     }
-    // A link in a directory like /tmp.
-    let (shared, mine) = (Sandbox::new(), sandbox.path().join("mine"));
-    fs::set_permissions(shared.path(), Permissions::from_mode(0o1777)).unwrap();
-    let link = shared.path().join("log");
-    std::os::unix::fs::symlink(&mine, &link).unwrap();
-    std::os::unix::fs::lchown(&link, Some(STRANGER), Some(STRANGER)).unwrap();
-    is_refused(
-        &call(&sandbox, &["--log-file", link.to_str().unwrap(), "--", "true"]),
-        "belongs to user 61009",
-    );
-    assert!(!mine.exists());
     // A name alone is in the working directory.
     give_to_stranger(sandbox.path());
     is_refused(&call(&sandbox, &["--log-file", "messages", "--store", "/nonexistent", "ls"]), "log-file");
@@ -141,6 +138,25 @@ fn programs_and_logs_of_another_user_are_not_used() {
     give_to_stranger(&config);
     is_refused(&call(&sandbox, &["--", "true"]), "belongs to user 61009");
     assert!(!executed.exists());
+}
+
+/// A link of another user in a directory like /tmp.
+#[test]
+fn a_log_file_by_the_link_of_another_user_is_not_written_to() {
+    if !is_root() {
+        return;
+    }
+    let (sandbox, shared) = (Sandbox::new(), Sandbox::new());
+    let mine = sandbox.path().join("mine");
+    fs::set_permissions(shared.path(), Permissions::from_mode(0o1777)).unwrap();
+    let link = shared.path().join("log");
+    std::os::unix::fs::symlink(&mine, &link).unwrap();
+    std::os::unix::fs::lchown(&link, Some(STRANGER), Some(STRANGER)).unwrap();
+    is_refused(
+        &call(&sandbox, &["--log-file", link.to_str().unwrap(), "--", "true"]),
+        "belongs to user 61009",
+    );
+    assert!(!mine.exists());
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod costs;
 use super::{Report, kept, meaning, percent, span};
 use crate::commands::print;
 use crate::job::times::{Class, LateRank, Segment, Session, SessionEnding, Snapshot, Times};
+use crate::sys::letters;
 use std::fmt::{Display, Write};
 
 const STYLE: &str = include_str!("style.css");
@@ -26,7 +27,7 @@ impl Display for Escaped<'_> {
             '>' => out.write_str("&gt;"),
             '"' => out.write_str("&quot;"),
             '\'' => out.write_str("&#39;"),
-            char if char.is_control() => out.write_char('\u{fffd}'),
+            char if letters::is_control(char) => out.write_char('\u{fffd}'),
             char => out.write_char(char),
         })
     }

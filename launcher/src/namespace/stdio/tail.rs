@@ -1,5 +1,6 @@
 //! The last output of the job, in memory: a resume cuts it off the user's log, and a terminal may be gone.
 
+use crate::sys::letters;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 
@@ -64,7 +65,7 @@ impl Tail {
 /// What a terminal shows of a line, without control characters.
 fn last_version(line: &str) -> String {
     let drawn = line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default();
-    drawn.trim_end().chars().filter(|letter| !letter.is_control() || *letter == '\t').collect()
+    drawn.trim_end().chars().filter(|letter| !letters::is_control(*letter) || *letter == '\t').collect()
 }
 
 #[cfg(test)]
