@@ -17,10 +17,6 @@ const NEARLY_DONE: usize = 900;
 /// How often the job is resumed with failing calls, and how many fail in each of these sessions.
 const FAULTY_SESSIONS: usize = 5;
 const FAULTS_OF_SESSION: usize = 4;
-/// How often with errors of one call only.
-const SESSIONS_OF_A_CALL: usize = 2;
-/// Of how many of its calls one has the error.
-const ONE_IN: [u64; 4] = [1, 4, 20, 100];
 /// When a session has begun, in milliseconds, on a machine that is not very slow.
 const STARTED_MS: u64 = 1500;
 /// What the job makes.
@@ -81,11 +77,13 @@ impl Faulty {
 }
 
 impl Faulty {
-    /// The job has made what an unbroken run makes.
-    fn assert_output(&self, expected: &[String]) {
-        println!("{} faults", self.notes.read("faults").lines().count());
+    /// The job has made what an unbroken run makes. Returns how many faults there were.
+    fn assert_output(&self, expected: &[String]) -> usize {
+        let faults = self.notes.read("faults").lines().count();
+        println!("{faults} faults");
         assert!(output(self.sandbox.path(), "job.out") == expected, "{}", self.sandbox.read("job.err"));
         self.sandbox.verify_all();
+        faults
     }
 }
 
@@ -132,9 +130,12 @@ fn with_harmless_faults(random: &mut fastrand::Rng, expected: &[String]) {
 #[test]
 fn calls_that_fail_cost_snapshots_and_sessions_and_no_result() {
     rounds(|random, expected| {
-        let mut faults =
-            |random: &mut fastrand::Rng| format!("{} {FAULTS_OF_SESSION} refused", random.u64(10..200));
-        with_errors(random, expected, FAULTY_SESSIONS, &mut faults);
+        let sessions = std::array::from_fn::<_, FAULTY_SESSIONS, _>(|_| {
+            // While it starts or resumes, most of them end it. Later none may.
+            let after_ms = if random.bool() { 0 } else { STARTED_MS };
+            (after_ms, format!("{} {FAULTS_OF_SESSION} refused", random.u64(10..200)))
+        });
+        with_errors(random, expected, &sessions);
     });
 }
 
@@ -150,9 +151,11 @@ fn each_call_fails_in_each_way() {
     let mut random = rng_of_run();
     for fault in &faults {
         println!("{fault}");
-        let mut of_a_call =
-            |random: &mut fastrand::Rng| format!("{} 1 {fault}", random.choice(ONE_IN).unwrap());
-        with_errors(&mut random, &expected, SESSIONS_OF_A_CALL, &mut of_a_call);
+        // The first call when the job runs, the first one of all in a resume, and any one.
+        let sessions = [(STARTED_MS, 1), (0, 1), (0, random.u64(2..50))];
+        let sessions = sessions.map(|(after_ms, one_in)| (after_ms, format!("{one_in} 1 {fault}")));
+        let injected = with_errors(&mut random, &expected, &sessions);
+        assert!(injected > 0, "{fault}: no call had it");
     }
 }
 
@@ -167,19 +170,13 @@ fn possible_faults() -> Vec<String> {
     faults.into_iter().collect()
 }
 
-/// Sessions with the faults that `faults` returns, `ONE-IN MOST KIND...`, and one without any.
-fn with_errors(
-    random: &mut fastrand::Rng,
-    expected: &[String],
-    sessions: usize,
-    faults: &mut dyn FnMut(&mut fastrand::Rng) -> String,
-) {
+/// Sessions with faults, each from a moment on (milliseconds) and `ONE-IN MOST KIND...`, and one without any. Returns how many
+/// calls had one.
+fn with_errors(random: &mut fastrand::Rng, expected: &[String], sessions: &[(u64, String)]) -> usize {
     let faulty = Faulty { sandbox: Sandbox::new(), notes: Sandbox::new() };
-    for _ in 0..sessions {
-        // While it starts or resumes, most of them end it. Later none may.
-        let after_ms = if random.bool() { 0 } else { STARTED_MS };
+    for (after_ms, faults) in sessions {
         let (seed, before) = (random.u64(..), faulty.steps());
-        let mut job = faulty.start(&format!("{seed} {after_ms} {}", faults(random)));
+        let mut job = faulty.start(&format!("{seed} {after_ms} {faults}"));
         let end = Instant::now() + Duration::from_millis(random.u64(500..4000));
         while Instant::now() < end && !job.has_ended() {
             std::thread::sleep(Duration::from_millis(10));
@@ -190,7 +187,7 @@ fn with_errors(
         if job.has_ended() {
             let status = job.wait_status();
             println!("ended: {status}");
-            let has_run = after_ms > 0 && faulty.steps() != before;
+            let has_run = *after_ms > 0 && faulty.steps() != before;
             assert!(!has_run || status.success(), "{}", job.said());
             if status.success() {
                 return faulty.assert_output(expected);
@@ -208,5 +205,5 @@ fn with_errors(
     }
     let mut job = faulty.sandbox.start_command("job", faulty.command());
     assert_eq!(job.wait(), 0, "{}", job.said());
-    faulty.assert_output(expected);
+    faulty.assert_output(expected)
 }
