@@ -167,7 +167,11 @@ impl Record {
 
     /// Whether a job's directory has this record. One that another user has closed may have it.
     pub(crate) fn exists(&self, dir: &Path) -> bool {
-        [self.folder, self.unnumbered].iter().any(|name| dir.join(name).try_exists().unwrap_or(true))
+        let exists = |name: &&str| match dir.join(name).try_exists() {
+            Err(error) => error.kind() != io::ErrorKind::NotADirectory,
+            Ok(exists) => exists,
+        };
+        [self.folder, self.unnumbered].iter().any(exists)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::job::status::cut_text;
 use crate::job::times::{self, Class};
 use crate::observe::control_server::{all_sockets, socket_path};
 use crate::report::failure::{is_closed_output, with_remedy};
-use crate::store::root::Root;
+use crate::store::root::{Root, present};
 use crate::store::tiers::{self, REMOTE};
 use crate::sys::deadline::{
     CALL_TIMEOUT, LAUNCHER_END_TIMEOUT, START_POLL_INTERVAL, START_WAIT_LIMIT, STOPPED_AFTER,
@@ -45,18 +45,23 @@ const UNEXPECTED_REPLY: &str =
 /// # Errors
 /// Bad input: no such job.
 pub fn jobs(config: &Config, root: &Root, named: Option<&str>) -> Result<Vec<JobDir>> {
-    let all = root.jobs()?;
-    let Some(name) = named.or(config.job.as_ref().map(ckpt_snapshot::JobKey::as_str)) else { return Ok(all) };
+    let all = root.all_jobs()?;
+    let Some(name) = named.or(config.job.as_ref().map(ckpt_snapshot::JobKey::as_str)) else {
+        return Ok(present(all));
+    };
     // A variable of a script that is not set.
     if name.is_empty() {
         bail!(bad_input(anyhow!("the name of a job is empty; leave it out for all jobs")));
     }
-    if let Some(exact) = all.iter().find(|job| job.key().as_str() == name) {
-        return Ok(vec![exact.clone()]);
-    }
-    let matching: Vec<_> = all.iter().filter(|job| job.key().as_str().starts_with(name)).cloned().collect();
+    let of = |is_wanted: &dyn Fn(&str) -> bool| {
+        present(all.iter().filter(|job| is_wanted(job.key().as_str())).cloned().collect())
+    };
+    // Of a job that was deleted, the name is not the beginning of another one's.
+    let is_exact = all.iter().any(|job| job.key().as_str() == name);
+    let matching = of(&|key| if is_exact { key == name } else { key.starts_with(name) });
     if matching.is_empty() {
-        let names = all.iter().map(|job| job.key().to_string()).collect::<Vec<_>>().join(", ");
+        let names = present(all);
+        let names = names.iter().map(|job| job.key().to_string()).collect::<Vec<_>>().join(", ");
         let names = if names.is_empty() { "none".to_owned() } else { names };
         bail!(bad_input(anyhow!("there is no job {name:?} in {}; the jobs are: {names}", root.name())));
     }

@@ -13,7 +13,10 @@ use crate::store::root::Root;
 use crate::store::tiers;
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
-use ckpt_snapshot::{Damage, JobDir, JobOutcome, Listed, OpenError, ReadError, SnapshotId, Store, Tiers};
+use ckpt_object_medium::Options;
+use ckpt_snapshot::{
+    Damage, JobDir, JobOutcome, Listed, OpenError, ReadError, SnapshotId, Store, Tiers, faults,
+};
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::sync::atomic::AtomicBool;
@@ -44,7 +47,7 @@ pub fn remove(config: &Config, args: &RmArgs) -> Result<i32> {
             bail!(bad_input(anyhow!("nothing was deleted: {}. Delete it with --force", reasons.join("; "))));
         }
     }
-    of_jobs().try_for_each(|found| remove_of_job(config, found, args.dry_run))?;
+    of_jobs().try_for_each(|found| remove_of_job(config, found, args))?;
     Ok(0)
 }
 
@@ -53,6 +56,10 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
     let root = Root::open_to_change(&config.store)?;
     let mut found: Vec<JobDir> = Vec::new();
     for name in &args.whole_jobs {
+        if let Some(rest) = with_rest(config, &root, name)? {
+            found.push(rest);
+            continue;
+        }
         match &jobs(config, &root, Some(name))?[..] {
             [job] if found.iter().any(|known| known.key() == job.key()) => {}
             [job] => found.push(job.clone()),
@@ -82,7 +89,10 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
     for job in &found {
         let snapshots = tiers::open(&config.store, job)?.list()?;
         if !args.dry_run {
+            let ids: Vec<_> = snapshots.iter().map(|one| one.id.clone()).collect();
+            let deletion = begin(config, job, &ids, args.force)?;
             deletion::delete(&config.store, job)?;
+            deletion.ends_with_the_marks();
         }
         for one in &snapshots {
             say_removed(&one.id, job.key().as_str(), args.dry_run)?;
@@ -95,12 +105,82 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
     Ok(0)
 }
 
+/// The job of this name, if it was deleted and something is left of it.
+fn with_rest(config: &Config, root: &Root, name: &str) -> Result<Option<JobDir>> {
+    let found = root.all_jobs()?.into_iter().find(|job| job.key().as_str() == name);
+    let is_removed = |job: &JobDir| matches!(job.record(), Ok(Some(record)) if record.is_removed);
+    match found.filter(is_removed) {
+        Some(job) if deletion::has_rest(&config.store, &job)? => Ok(Some(job)),
+        _ => Ok(None),
+    }
+}
+
+/// Records in the marks that the snapshots are being deleted: a mark that is set from now on comes too late, which its command
+/// says.
+///
+/// # Errors
+/// One of them was marked meanwhile, and `force` is not given. Nothing is deleted then. The marks cannot be written.
+fn begin(config: &Config, job: &JobDir, ids: &[SnapshotId], force: bool) -> Result<Deletion> {
+    let uploaded = tiers::uploaded_records(&config.store, job, Options::default())?;
+    let places = Deletion([Some(job.clone()), uploaded].into_iter().flatten().collect());
+    for records in &places.0 {
+        let begun = records.change_marks(|marks| {
+            ids.iter().filter(|_| force).for_each(|id| marks.forget(id));
+            marks.begin_deletion(ids).len() == ids.len()
+        });
+        match begun {
+            Ok(true) => {}
+            // What is deleted makes room.
+            Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::StorageFull => {}
+            Ok(false) => {
+                bail!(bad_input(anyhow!(
+                    "nothing was deleted: a snapshot of the job {} was pinned or tagged meanwhile. Delete it with --force",
+                    job.key()
+                )));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    faults::hit("removal-recorded")?;
+    // Another machine may have pinned one before it could know.
+    let store = tiers::open(&config.store, job)?;
+    let kept = marks::kept_elsewhere(&store, job)?;
+    if let Some(id) = ids.iter().find(|id| !force && kept.contains(id)) {
+        bail!(bad_input(anyhow!(
+            "nothing was deleted: another machine has pinned or tagged {id} (`ckpt-run unpin --all-machines {id}`). Delete it with --force"
+        )));
+    }
+    Ok(places)
+}
+
+/// What [`begin`] has recorded, by the jobs' directories with the marks. It ends when this is dropped.
+struct Deletion(Vec<JobDir>);
+
+impl Deletion {
+    /// The marks themselves were deleted.
+    fn ends_with_the_marks(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Deletion {
+    fn drop(&mut self) {
+        for records in &self.0 {
+            if let Err(error) = records.change_marks(|marks| marks.begin_deletion(&[])) {
+                tracing::debug!("the marks of {} still name deleted snapshots: {error}", records.key());
+            }
+        }
+    }
+}
+
 /// Deletes snapshots of one job. The space of those that are deleted is reclaimed also if one of them cannot be.
-fn remove_of_job(config: &Config, found: &[(JobDir, SnapshotId)], dry_run: bool) -> Result<()> {
-    let Some((job, _)) = found.first() else { return Ok(()) };
+fn remove_of_job(config: &Config, found: &[(JobDir, SnapshotId)], args: &RmArgs) -> Result<()> {
+    let (Some((job, _)), dry_run) = (found.first(), args.dry_run) else { return Ok(()) };
     if !dry_run {
         job.check_records()?;
     }
+    let ids: Vec<_> = found.iter().map(|(_, id)| id.clone()).collect();
+    let _deletion = (!dry_run).then(|| begin(config, job, &ids, args.force)).transpose()?;
     let store = tiers::open(&config.store, job)?;
     let removed = found.iter().try_for_each(|(_, id)| {
         if !dry_run {

@@ -12,7 +12,7 @@ use crate::store::tiers;
 use crate::sys::error::{EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_object_medium::Options;
-use ckpt_snapshot::medium::{DirMedium, Medium};
+use ckpt_snapshot::medium::Medium;
 use ckpt_snapshot::pack::PackId;
 use ckpt_snapshot::packed::{new_tombstone, set_tombstone};
 use ckpt_snapshot::{JobDir, JobLock, JobOutcome, JobRecord, RelPath};
@@ -21,8 +21,9 @@ use std::io;
 use std::sync::Arc;
 
 /// Folders of the objects of a job, in the order in which they are deleted: a snapshot exists as long as its manifest.
-const FOLDERS: [&str; 5] = ["manifests", "packs", "pins", "marks", "tombstones"];
-/// The folder of the record.
+const FOLDERS: [&str; 6] = ["manifests", "packs", "pins", "marks", "nodes", "tombstones"];
+/// The folder of the record. The numbers of the last records stay taken: a launcher that has stood still would write one of
+/// them, and take it for its own.
 const RECORD: &str = "job";
 /// What stays in the job's directory.
 const STAYS: [&str; 2] = [RECORD, "lock"];
@@ -31,8 +32,6 @@ const STAYS: [&str; 2] = [RECORD, "lock"];
 struct Objects {
     medium: Arc<dyn Medium>,
     names: Vec<RelPath>,
-    /// Those of the record, the one that counts last.
-    records: Vec<RelPath>,
     /// See [`Self::announce`].
     tombstone: Option<RelPath>,
 }
@@ -46,9 +45,7 @@ impl Objects {
             found.sort_by_key(|name| !name.as_str().ends_with(".index"));
             names.extend(found);
         }
-        let mut records = names_in(&*medium, RECORD)?;
-        records.sort_by_key(|name| number(name.as_str()));
-        Ok(Self { medium, names, records, tombstone: None })
+        Ok(Self { medium, names, tombstone: None })
     }
 
     /// Sets a tombstone for the packs. It goes with the other objects, as the last one.
@@ -72,7 +69,18 @@ impl Objects {
         }
     }
 
-    fn remove(&self, names: &[RelPath]) -> Result<()> {
+    fn remove(&self) -> Result<()> {
+        self.remove_names(&self.names)
+    }
+
+    /// Marks that were set meanwhile: they have come too late.
+    fn remove_marks(&self) -> Result<()> {
+        ["marks", "pins"]
+            .into_iter()
+            .try_for_each(|folder| self.remove_names(&names_in(&*self.medium, folder)?))
+    }
+
+    fn remove_names(&self, names: &[RelPath]) -> Result<()> {
         names.iter().try_for_each(|name| {
             let removed = self.medium.remove(name);
             removed.with_context(|| format!("cannot delete {}", self.medium.describe(name)))
@@ -86,12 +94,6 @@ fn names_in(medium: &dyn Medium, folder: &str) -> Result<Vec<RelPath>> {
     let listed = medium.list(&path);
     let listed = listed.with_context(|| format!("cannot list {}", medium.describe(&path)))?;
     Ok(listed.iter().filter_map(|(name, _)| RelPath::new(format!("{folder}/{name}")).ok()).collect())
-}
-
-/// The number of a record; 0 for other names.
-fn number(name: &str) -> u64 {
-    let name = name.rsplit('/').next().and_then(|name| name.strip_suffix(".json"));
-    name.and_then(|name| name.parse().ok()).unwrap_or(0)
 }
 
 /// Checks that the job is complete, and runs neither here nor, as far as its records say, elsewhere. Returns its record.
@@ -130,18 +132,31 @@ fn unfinished(record: &JobRecord) -> Option<String> {
     }
 }
 
+/// Whether something is left of a job that was deleted: the deletion was interrupted, or a launcher that had stood still has
+/// written something afterwards.
+///
+/// # Errors
+/// When the store cannot be read.
+pub fn has_rest(options: &StoreOptions, dir: &JobDir) -> Result<bool> {
+    let media = tiers::uploads(options, dir, Options::default())?.into_iter().chain([dir.medium()]);
+    for medium in media {
+        if !Objects::list(medium)?.names.is_empty() {
+            return Ok(true);
+        }
+    }
+    let stays = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| STAYS.contains(&name));
+    let entries = fs::read_dir(dir.path()).into_iter().flatten().flatten();
+    Ok(entries.into_iter().any(|entry| !stays(&entry.file_name())))
+}
+
 /// Deletes all of a complete job. After an error, the job may have lost snapshots; the command can be repeated.
 ///
 /// # Errors
 /// Those of [`check`]; the job is running; something cannot be deleted.
 pub fn delete(options: &StoreOptions, dir: &JobDir) -> Result<()> {
     let lock = dir.lock_for_maintenance()?;
-    let home: Arc<dyn Medium> = match dir.records_medium() {
-        Some(medium) => Arc::clone(medium),
-        None => Arc::new(DirMedium::new(dir.path().to_owned())),
-    };
     let mut uploaded = tiers::uploads(options, dir, Options::default())?.map(Objects::list).transpose()?;
-    let mut home = Objects::list(home)?;
+    let mut home = Objects::list(dir.medium())?;
     let mut shared: Vec<&mut Objects> = uploaded.iter_mut().collect();
     if dir.records_medium().is_some() || is_one_machine_only(dir.path()) {
         shared.push(&mut home);
@@ -154,10 +169,13 @@ pub fn delete(options: &StoreOptions, dir: &JobDir) -> Result<()> {
             return Err(error);
         }
     };
-    // Other machines take the record with more claims for the newer one.
+    // Other machines take the record with more claims for the newer one. No launcher has this name. What the record stays
+    // for does not need the command.
     let removed = JobRecord {
         is_removed: true,
-        launcher: String::new(),
+        launcher: format!("{}@", PackId::random().context("no random numbers")?),
+        cwd: String::new(),
+        argv: Vec::new(),
         claims: record.claims + 1,
         sequence_before_run: record.last_sequence,
         abandoned: Vec::new(),
@@ -168,14 +186,14 @@ pub fn delete(options: &StoreOptions, dir: &JobDir) -> Result<()> {
     if let (Some(uploaded), Some(remote)) =
         (uploaded, tiers::uploaded_records(options, dir, Options::default())?)
     {
-        uploaded.remove(&uploaded.names)?;
+        uploaded.remove()?;
         let is_older = |present: &JobRecord| present.claims <= record.claims;
         replace(&remote, &removed, |present| present.is_none_or(is_older))?;
-        uploaded.remove(&uploaded.records)?;
+        uploaded.remove_marks()?;
     }
-    home.remove(&home.names)?;
+    home.remove()?;
     replace(dir, &removed, |present| present == Some(&record))?;
-    home.remove(&home.records)?;
+    home.remove_marks()?;
     let local = remove_local(dir);
     let local =
         if dir.records_medium().is_some() { local.and_then(|()| remove_rest(dir, lock)) } else { local };
@@ -189,7 +207,7 @@ fn replace(
     is_as_before: impl Fn(Option<&JobRecord>) -> bool,
 ) -> Result<()> {
     dir.change_record(|present| match present {
-        Some(present) if present == *removed => Ok(None),
+        Some(present) if present.is_removed => Ok(None),
         present if is_as_before(present.as_ref()) => Ok(Some(removed.clone())),
         _ => bail!(
             "the job {} was started on another machine meanwhile: what it has saved since stays",
@@ -247,8 +265,9 @@ fn remove_rest(dir: &JobDir, lock: JobLock) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::claim::ClaimedJob;
     use crate::job::ownership::{Ownership, OwnershipError};
-    use crate::job::resume_point::rebuilt;
+    use crate::job::resume_point::{Resume, rebuilt};
     use crate::store::root::Root;
     use ckpt_snapshot::codec::Key;
     use ckpt_snapshot::{Input, JobIdentity, JobKey, Manifest, OpenError, SnapshotId, Store};
@@ -366,9 +385,11 @@ mod tests {
             let is_of_record =
                 |path: &PathBuf| path.ends_with("gone/lock") || path.parent().unwrap().ends_with("gone/job");
             assert!(left.iter().all(is_of_record), "{left:?}");
-            let places = if options.upload.is_some() { 2 } else { 1 };
-            assert_eq!(left.iter().filter(|path| !path.ends_with("lock")).count(), places, "{left:?}");
             assert!(gone.record().unwrap().unwrap().is_removed);
+            assert!(!has_rest(&options, &gone).unwrap());
+            // Again, as after an interruption: the record is not touched.
+            tried(&options, &gone).unwrap();
+            assert!(left.iter().filter(|path| path.extension().is_some()).all(|path| path.exists()));
             let names: Vec<_> = root.jobs().unwrap().iter().map(|job| job.key().to_string()).collect();
             assert_eq!(names, ["other"]);
             assert_eq!(tiers::open(&options, &other).unwrap().list().unwrap().len(), 2);
@@ -458,11 +479,54 @@ mod tests {
         tried(&options, &job).unwrap();
     }
 
+    /// Nothing of the command is in the object store, and the machine that had it there begins anew.
     #[test]
-    fn the_record_that_counts_is_deleted_last() {
-        let names = ["job/9.json", "job/10.json", "job/2.json", "job/x"];
-        let mut sorted = names.map(|name| RelPath::new(name).unwrap());
-        sorted.sort_by_key(|name| number(name.as_str()));
-        assert_eq!(sorted.map(|name| name.to_string()), ["job/x", "job/2.json", "job/9.json", "job/10.json"]);
+    fn the_record_that_stays_has_no_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let [plain, uploaded, _] = kinds(dir.path());
+        for options in [plain, uploaded] {
+            let (_, job) = job(&options, "secret", JobOutcome::Complete);
+            tried(&options, &job).unwrap();
+            let remote = tiers::uploaded_records(&options, &job, Options::default()).unwrap();
+            for records in [Some(job), remote].into_iter().flatten() {
+                let record = records.record().unwrap().unwrap();
+                assert!(record.is_removed && record.argv.is_empty() && record.cwd.is_empty());
+            }
+        }
+    }
+
+    /// With `--upload`, a machine without a local record knows the job from the object store only.
+    #[test]
+    fn the_record_that_stays_fences_a_machine_that_knew_uploads_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let [_, options, _] = kinds(dir.path());
+        let elsewhere = StoreOptions { dir: dir.path().join("elsewhere"), ..options.clone() };
+        let identity = JobIdentity { key: "job".into(), cwd: "/".into(), argv: Vec::new() };
+        let claim = |options: &StoreOptions| {
+            let root = Root::open_or_create(options, &options.pace()).unwrap();
+            let job = root.job(&JobKey::named("job").unwrap());
+            drop(job.lock_to_run(|_| ()).unwrap());
+            let store = tiers::open(options, &job).unwrap();
+            let (claimed, _) = ClaimedJob::claim(&Resume::Never, options, &job, &store, &identity).unwrap();
+            claimed.claim.confirm();
+            (job, claimed)
+        };
+        // The second time, it began on the record of a deleted job.
+        for _ in 0..2 {
+            let (job, first) = claim(&options);
+            let (_, still) = claim(&elsewhere);
+            still.handover.as_ref().unwrap().publish(&still.ownership);
+            let (_, last) = claim(&options);
+            last.ownership.change(|record| record.outcome = JobOutcome::Complete).unwrap();
+            last.handover.as_ref().unwrap().publish(&last.ownership);
+            assert!(still.handover.as_ref().unwrap().check().is_err());
+            drop((first, last));
+            tried(&options, &job).unwrap();
+            let handover = still.handover.as_ref().unwrap();
+            assert!(handover.check().is_err(), "it is fenced still");
+            handover.publish(&still.ownership);
+            assert!(handover.records().record().unwrap().unwrap().is_removed, "and changes nothing");
+            let _ = fs::remove_dir_all(&elsewhere.dir);
+        }
     }
 }

@@ -64,7 +64,8 @@ impl Handover {
     /// Sets the launcher names with which the remote record counts as ours: this launcher's, and those of the launchers
     /// it resumes from. The latter stay in the object store until this launcher reaches it for the first time.
     pub fn begin(&mut self, launchers: Vec<String>) {
-        self.own_launchers = launchers;
+        // A record that was made up here names none, and is nobody's.
+        self.own_launchers = launchers.into_iter().filter(|launcher| !launcher.is_empty()).collect();
     }
 
     /// Checks that no other machine has claimed the job.

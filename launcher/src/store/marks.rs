@@ -37,7 +37,11 @@ pub fn of_all_machines(options: &StoreOptions, dir: &JobDir) -> Result<Marks> {
 /// When the object store does not answer.
 pub fn kept_elsewhere(store: &Tiers, dir: &JobDir) -> Result<BTreeSet<SnapshotId>> {
     let Ok(remote) = store.tier(REMOTE) else { return Ok(BTreeSet::new()) };
-    let (pins, keeper) = (remote.store().pins()?, dir.keeper()?);
+    let pins = remote.store().pins()?;
+    if pins.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let keeper = dir.keeper()?;
     let is_elsewhere = |keepers: &BTreeSet<String>| keepers.iter().any(|one| *one != keeper);
     Ok(pins.into_iter().filter(|(_, keepers)| is_elsewhere(keepers)).map(|(id, _)| id).collect())
 }

@@ -15,6 +15,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+/// How many records are read at a time.
+const READERS: usize = 16;
+
 /// The store.
 pub struct Root {
     /// The key that snapshots are encrypted with.
@@ -135,12 +138,14 @@ impl Root {
     /// # Errors
     /// When they cannot be listed.
     pub fn jobs(&self) -> Result<Vec<JobDir>> {
-        let mut jobs = self.all_jobs()?;
-        jobs.retain(|job| !matches!(job.record(), Ok(Some(record)) if record.is_removed));
-        Ok(jobs)
+        Ok(present(self.all_jobs()?))
     }
 
-    fn all_jobs(&self) -> Result<Vec<JobDir>> {
+    /// The same with those that were deleted, whose records are not read.
+    ///
+    /// # Errors
+    /// As [`Self::jobs`].
+    pub fn all_jobs(&self) -> Result<Vec<JobDir>> {
         let Some(Remote { url, site }) = &self.remote else {
             return Ok(self.local.jobs()?.into_iter().map(|job| self.with_key(job)).collect());
         };
@@ -148,6 +153,20 @@ impl Root {
         let names = site.names(&jobs).map_err(|error| bad_input(anyhow!("{}", unusable(url, &error))))?;
         Ok(names.iter().filter_map(|name| JobKey::named(name).ok()).map(|key| self.job(&key)).collect())
     }
+}
+
+/// The jobs without those that were deleted as a whole. Their records are read by several threads: an object store takes a
+/// while for each.
+#[must_use]
+pub fn present(jobs: Vec<JobDir>) -> Vec<JobDir> {
+    let is_present = |job: &JobDir| !matches!(job.record(), Ok(Some(record)) if record.is_removed);
+    let share = jobs.len().div_ceil(READERS).max(1);
+    let read = |share: &[JobDir]| share.iter().map(is_present).collect::<Vec<_>>();
+    let are_present: Vec<bool> = std::thread::scope(|scope| {
+        let readers: Vec<_> = jobs.chunks(share).map(|share| scope.spawn(move || read(share))).collect();
+        readers.into_iter().flat_map(|reader| reader.join().expect("it does not panic")).collect()
+    });
+    jobs.into_iter().zip(are_present).filter_map(|(job, is_present)| is_present.then_some(job)).collect()
 }
 
 /// Opens the store's directory, if no other user controls it. Another user may make a directory of that name after the first

@@ -193,7 +193,10 @@ pub(super) fn claim(
             );
             keep_command(opened, &claimed, id)?;
         }
-        None if claimed.before.is_removed => {}
+        None if claimed.before.is_removed && claimed.ownership.previous().is_removed => {}
+        None if claimed.before.is_removed => tracing::info!(
+            "job {key}: it was deleted on another machine (`rm --whole-job`), and starts from the beginning"
+        ),
         None if *resume == Resume::Auto && claimed.before.outcome == JobOutcome::Complete => {
             tracing::info!(
                 "job {key}: it was complete, as it had ended with 0, and starts again from the beginning. `--resume ID` resumes one of its snapshots, if it has any (`ckpt-run ls`)"

@@ -576,7 +576,14 @@ fn a_complete_job_is_deleted_as_a_whole() {
         entries.collect::<std::collections::BTreeSet<_>>()
     };
     assert_eq!(names("named"), ["job", "lock"].map(Into::into).into(), "the record stays");
-    assert_eq!(names("named/job").len(), 1);
+    assert!(names("named/job").len() > 1, "numbers stay taken");
+    // What is left after an interruption is deleted by the same command.
+    let whole = ["rm", "--whole-job", "named"];
+    fs::create_dir_all(jobs.join("named/kept/of")).unwrap();
+    sandbox.ok(whole);
+    assert!(!jobs.join("named/kept").exists());
+    let output = sandbox.call(whole);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("there is no job \"named\""), "{output:?}");
     let left = sandbox.json(["status", "--json"]);
     assert_eq!((left.as_array().unwrap().len(), &left[0]["job"]), (1, &"failing".into()), "{left}");
     fs::remove_file(sandbox.path().join("go")).unwrap();
@@ -587,6 +594,31 @@ fn a_complete_job_is_deleted_as_a_whole() {
     assert_eq!(job.checkpoint(&sandbox)[..6], *"000002", "numbers go on");
     touch(&sandbox, "go");
     assert_eq!(job.wait(), 0, "{}", job.said());
+}
+
+/// A snapshot that is marked while it is removed is gone, and the command that marks it says so.
+#[test]
+fn a_mark_during_a_removal_comes_too_late() {
+    let (sandbox, mut job) = prepared();
+    let [removed, other] = [job.checkpoint(&sandbox), job.checkpoint(&sandbox)];
+    job.kill_everything();
+    let hold = sandbox.path().join("hold");
+    fs::write(&hold, "").unwrap();
+    let mut command = sandbox.command(["rm", &removed]);
+    command.env("CKPT_FAULT", format!("removal-recorded=hold:{}", hold.display()));
+    let mut held = sandbox.start_command("held", command);
+    held.until("the removal", || {
+        sandbox.read("held.err").contains("fault point removal-recorded").then_some(())
+    });
+    let late = sandbox.call(["pin", &removed]);
+    assert_eq!(late.status.code(), Some(2), "{late:?}");
+    assert!(String::from_utf8_lossy(&late.stderr).contains("too late"), "{late:?}");
+    sandbox.ok(["pin", &other]);
+    fs::remove_file(&hold).unwrap();
+    assert_eq!(held.wait(), 0, "{}", held.said());
+    assert_eq!(sandbox.snapshots(), std::slice::from_ref(&other));
+    // Nothing counts as being deleted any more.
+    sandbox.ok(["tag", &other, "good"]);
 }
 
 /// Starts [`JOB`] in a directory with a store in it.

@@ -14,7 +14,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -113,7 +113,9 @@ impl Root {
     }
 
     fn open_root(&self) -> io::Result<File> {
-        let root = File::open(&self.directory)?;
+        // What is no directory is not waited for, such as a fifo.
+        let flags = OFlags::DIRECTORY.bits().cast_signed();
+        let root = File::options().read(true).custom_flags(flags).open(&self.directory)?;
         if self.device.get().is_none() {
             let _ = self.device.set(root.metadata()?.dev());
         }
