@@ -210,10 +210,26 @@ impl Marks {
     /// later is too late. No others are being deleted from now on.
     pub fn begin_deletion(&mut self, ids: &[SnapshotId]) -> Vec<SnapshotId> {
         self.snapshots.values_mut().for_each(|mark| mark.is_being_deleted = false);
-        let deleted: Vec<_> = ids.iter().filter(|id| !self.is_kept(id)).cloned().collect();
-        deleted.iter().for_each(|id| self.entry(id).is_being_deleted = true);
+        let deleted = self.add_deletion(ids);
         self.drop_empty();
         deleted
+    }
+
+    /// As [`Self::begin_deletion`], beside others that are being deleted.
+    pub fn add_deletion(&mut self, ids: &[SnapshotId]) -> Vec<SnapshotId> {
+        let deleted: Vec<_> = ids.iter().filter(|id| !self.is_kept(id)).cloned().collect();
+        deleted.iter().for_each(|id| self.entry(id).is_being_deleted = true);
+        deleted
+    }
+
+    /// The snapshots are not being deleted any more.
+    pub fn end_deletion(&mut self, ids: &[SnapshotId]) {
+        for id in ids {
+            if let Some(mark) = self.snapshots.get_mut(id) {
+                mark.is_being_deleted = false;
+            }
+        }
+        self.drop_empty();
     }
 
     /// The snapshots that are exempt from pruning.

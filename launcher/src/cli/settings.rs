@@ -74,26 +74,36 @@ fn check_trust(
     path.map_or(Ok(()), check).map_err(|why| bad_input(refused(why)))
 }
 
-/// Programs that execute what they are given.
-const RUNNERS: [&str; 20] = [
-    ".", "bash", "dash", "env", "exec", "flock", "nice", "nohup", "perl", "python", "python3", "setsid",
-    "sh", "source", "sudo", "time", "timeout", "xargs", "zsh", "!",
+/// Programs that execute the first of their arguments that is neither an option nor a setting.
+const RUNNERS: [&str; 17] = [
+    ".", "bash", "command", "dash", "env", "exec", "nice", "nohup", "perl", "python", "python3", "setsid",
+    "sh", "source", "sudo", "time", "timeout",
 ];
+/// Words of a shell before a command.
+const KEYWORDS: [&str; 8] = ["!", "{", "do", "else", "if", "then", "until", "while"];
 
 /// The files that a shell command executes and names by their paths: programs, and scripts of interpreters. Files that a
-/// program reads may be anybody's.
+/// program reads may be anybody's. What is put together from variables, or in a text for another shell, is not found.
 fn programs_of(command: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for part in command.split([';', '&', '|', '(', ')', '`', '\n']) {
-        // With quotes that do not match, the shell refuses it.
-        let words = shlex::split(part).unwrap_or_default();
-        let runs_others = words.first().is_some_and(|word| {
-            let name = Path::new(word).file_name().and_then(|name| name.to_str());
-            name.is_some_and(|name| RUNNERS.contains(&name))
-        });
-        let count = if runs_others { words.len() } else { 1 };
-        let paths = words.into_iter().take(count).filter(|word| word.contains('/')).map(PathBuf::from);
-        found.extend(paths.filter(|path| path.is_file()));
+        for word in shlex::split(part).unwrap_or_default() {
+            let is_setting =
+                word.starts_with('-') || word.split('/').next().is_some_and(|name| name.contains('='));
+            let is_number = word.trim_end_matches(char::is_alphabetic).parse::<f64>().is_ok();
+            if KEYWORDS.contains(&&*word) || is_setting || is_number {
+                continue;
+            }
+            let path = PathBuf::from(&word);
+            let is_runner = path.file_name().is_some_and(|name| RUNNERS.iter().any(|runner| *runner == name))
+                || word == ".";
+            if word.contains('/') && path.is_file() {
+                found.push(path);
+            }
+            if !is_runner {
+                break;
+            }
+        }
     }
     found
 }

@@ -126,7 +126,7 @@ fn refuse_deleted(config: &Config, job: &JobDir, id: &SnapshotId) -> Result<()> 
     let is_kept_here = !is_deleted(job)? && tiers::kept(&store).iter().any(|tier| has(tier));
     let is_deleted_there = uploaded.as_ref().map(is_deleted).transpose()?.unwrap_or_default();
     let is_kept_there = uploaded.is_some() && !is_deleted_there && has(REMOTE);
-    let too_late = "--keep did not keep it, and the mark has come too late";
+    let too_late = "the mark has come too late for --keep, or for the command that deletes it";
     match (is_kept_here, is_kept_there) {
         (false, false) => bail!(bad_input(anyhow!(
             "{id} is being deleted: {too_late}. Make sure with `ckpt-run ls`, and take another snapshot"

@@ -56,11 +56,8 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
     let root = Root::open_to_change(&config.store)?;
     let mut found: Vec<JobDir> = Vec::new();
     for name in &args.whole_jobs {
-        if let Some(rest) = with_rest(config, &root, name)? {
-            found.push(rest);
-            continue;
-        }
-        match &jobs(config, &root, Some(name))?[..] {
+        let rest = with_rest(config, &root, name)?;
+        match &rest.map_or_else(|| jobs(config, &root, Some(name)), |rest| Ok(vec![rest]))?[..] {
             [job] if found.iter().any(|known| known.key() == job.key()) => {}
             [job] => found.push(job.clone()),
             several => {
@@ -90,9 +87,8 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
         let snapshots = tiers::open(&config.store, job)?.list()?;
         if !args.dry_run {
             let ids: Vec<_> = snapshots.iter().map(|one| one.id.clone()).collect();
-            let deletion = begin(config, job, &ids, args.force)?;
+            let _deletion = begin(config, job, &ids, args.force)?;
             deletion::delete(&config.store, job)?;
-            deletion.ends_with_the_marks();
         }
         for one in &snapshots {
             say_removed(&one.id, job.key().as_str(), args.dry_run)?;
@@ -122,11 +118,12 @@ fn with_rest(config: &Config, root: &Root, name: &str) -> Result<Option<JobDir>>
 /// One of them was marked meanwhile, and `force` is not given. Nothing is deleted then. The marks cannot be written.
 fn begin(config: &Config, job: &JobDir, ids: &[SnapshotId], force: bool) -> Result<Deletion> {
     let uploaded = tiers::uploaded_records(&config.store, job, Options::default())?;
-    let places = Deletion([Some(job.clone()), uploaded].into_iter().flatten().collect());
-    for records in &places.0 {
+    let places = [Some(job.clone()), uploaded].into_iter().flatten().collect();
+    let deletion = Deletion { places, ids: ids.to_vec() };
+    for records in &deletion.places {
         let begun = records.change_marks(|marks| {
             ids.iter().filter(|_| force).for_each(|id| marks.forget(id));
-            marks.begin_deletion(ids).len() == ids.len()
+            marks.add_deletion(ids).len() == ids.len()
         });
         match begun {
             Ok(true) => {}
@@ -150,23 +147,20 @@ fn begin(config: &Config, job: &JobDir, ids: &[SnapshotId], force: bool) -> Resu
             "nothing was deleted: another machine has pinned or tagged {id} (`ckpt-run unpin --all-machines {id}`). Delete it with --force"
         )));
     }
-    Ok(places)
+    Ok(deletion)
 }
 
-/// What [`begin`] has recorded, by the jobs' directories with the marks. It ends when this is dropped.
-struct Deletion(Vec<JobDir>);
-
-impl Deletion {
-    /// The marks themselves were deleted.
-    fn ends_with_the_marks(mut self) {
-        self.0.clear();
-    }
+/// What [`begin`] has recorded. It ends when this is dropped.
+struct Deletion {
+    /// With the marks.
+    places: Vec<JobDir>,
+    ids: Vec<SnapshotId>,
 }
 
 impl Drop for Deletion {
     fn drop(&mut self) {
-        for records in &self.0 {
-            if let Err(error) = records.change_marks(|marks| marks.begin_deletion(&[])) {
+        for records in &self.places {
+            if let Err(error) = records.change_marks(|marks| marks.end_deletion(&self.ids)) {
                 tracing::debug!("the marks of {} still name deleted snapshots: {error}", records.key());
             }
         }

@@ -15,18 +15,17 @@ use ckpt_object_medium::Options;
 use ckpt_snapshot::medium::Medium;
 use ckpt_snapshot::pack::PackId;
 use ckpt_snapshot::packed::{new_tombstone, set_tombstone};
-use ckpt_snapshot::{JobDir, JobLock, JobOutcome, JobRecord, RelPath};
+use ckpt_snapshot::{JobDir, JobLock, JobOutcome, JobRecord, Marks, RelPath};
 use std::fs;
 use std::io;
 use std::sync::Arc;
 
 /// Folders of the objects of a job, in the order in which they are deleted: a snapshot exists as long as its manifest.
-const FOLDERS: [&str; 6] = ["manifests", "packs", "pins", "marks", "nodes", "tombstones"];
-/// The folder of the record. The numbers of the last records stay taken: a launcher that has stood still would write one of
-/// them, and take it for its own.
-const RECORD: &str = "job";
-/// What stays in the job's directory.
-const STAYS: [&str; 2] = [RECORD, "lock"];
+const FOLDERS: [&str; 5] = ["manifests", "packs", "pins", "nodes", "tombstones"];
+/// What stays in the job's directory: the lock, and the last of the job's records and of its marks, which are emptied. Their
+/// numbers stay taken: a launcher that has stood still would write one of them, and take it for its own; and to others,
+/// lower numbers would be an older state of the job.
+const STAYS: [&str; 3] = ["job", "marks", "lock"];
 
 /// The objects of a job in one place.
 struct Objects {
@@ -70,18 +69,7 @@ impl Objects {
     }
 
     fn remove(&self) -> Result<()> {
-        self.remove_names(&self.names)
-    }
-
-    /// Marks that were set meanwhile: they have come too late.
-    fn remove_marks(&self) -> Result<()> {
-        ["marks", "pins"]
-            .into_iter()
-            .try_for_each(|folder| self.remove_names(&names_in(&*self.medium, folder)?))
-    }
-
-    fn remove_names(&self, names: &[RelPath]) -> Result<()> {
-        names.iter().try_for_each(|name| {
+        self.names.iter().try_for_each(|name| {
             let removed = self.medium.remove(name);
             removed.with_context(|| format!("cannot delete {}", self.medium.describe(name)))
         })
@@ -96,30 +84,40 @@ fn names_in(medium: &dyn Medium, folder: &str) -> Result<Vec<RelPath>> {
     Ok(listed.iter().filter_map(|(name, _)| RelPath::new(format!("{folder}/{name}")).ok()).collect())
 }
 
-/// Checks that the job is complete, and runs neither here nor, as far as its records say, elsewhere. Returns its record.
+/// The records of a job.
+pub struct Found {
+    here: JobRecord,
+    /// Beside its uploads.
+    remote: Option<JobRecord>,
+}
+
+/// Checks that the job is complete, and runs neither here nor, as far as its records say, elsewhere. Returns its records.
 ///
 /// # Errors
 /// Bad input: it is not, or a record is damaged or not that of the holder of the key.
-pub fn check(options: &StoreOptions, dir: &JobDir) -> Result<JobRecord> {
+pub fn check(options: &StoreOptions, dir: &JobDir) -> Result<Found> {
     dir.check_records()?;
-    let record = dir.record()?.ok_or_else(|| bad_input(anyhow!("the job {} has no record", dir.key())))?;
-    if let Some(why) = unfinished(&record) {
+    let here = dir.record()?.ok_or_else(|| bad_input(anyhow!("the job {} has no record", dir.key())))?;
+    if let Some(why) = unfinished(&here) {
         bail!(bad_input(anyhow!(
             "the job {} is not complete ({why}), so nothing of it was deleted: its next run may resume it. To delete its snapshots: `ckpt-run rm --force ID…`",
             dir.key()
         )));
     }
-    let Some(remote) = tiers::uploaded_records(options, dir, Options::default())? else { return Ok(record) };
+    let Some(remote) = tiers::uploaded_records(options, dir, Options::default())? else {
+        return Ok(Found { here, remote: None });
+    };
     remote.check_records()?;
     // An older one says nothing: the upload of the last may have failed.
-    let newer = remote.record()?.filter(|remote| remote.claims > record.claims);
-    if let Some(why) = newer.as_ref().and_then(unfinished) {
+    let remote = remote.record()?;
+    let newer = remote.as_ref().filter(|remote| remote.claims > here.claims);
+    if let Some(why) = newer.and_then(unfinished) {
         bail!(bad_input(anyhow!(
             "the job {} was started on another machine since it was complete here ({why} there), so nothing of it was deleted",
             dir.key()
         )));
     }
-    Ok(record)
+    Ok(Found { here, remote })
 }
 
 /// How the last run of the job ended, unless it is complete.
@@ -162,53 +160,55 @@ pub fn delete(options: &StoreOptions, dir: &JobDir) -> Result<()> {
         shared.push(&mut home);
     }
     let announced = shared.iter_mut().try_for_each(|objects| objects.announce());
-    let record = match announced.and_then(|()| check(options, dir)) {
-        Ok(record) => record,
+    let found = match announced.and_then(|()| check(options, dir)) {
+        Ok(found) => found,
         Err(error) => {
             shared.iter().for_each(|objects| objects.withdraw());
             return Err(error);
         }
     };
-    // Other machines take the record with more claims for the newer one. No launcher has this name. What the record stays
-    // for does not need the command.
-    let removed = JobRecord {
-        is_removed: true,
-        launcher: format!("{}@", PackId::random().context("no random numbers")?),
-        cwd: String::new(),
-        argv: Vec::new(),
-        claims: record.claims + 1,
-        sequence_before_run: record.last_sequence,
-        abandoned: Vec::new(),
-        deleted: Vec::new(),
-        resumed_from: None,
-        ..record.clone()
-    };
+    let removed = removed(&found)?;
     if let (Some(uploaded), Some(remote)) =
         (uploaded, tiers::uploaded_records(options, dir, Options::default())?)
     {
         uploaded.remove()?;
-        let is_older = |present: &JobRecord| present.claims <= record.claims;
-        replace(&remote, &removed, |present| present.is_none_or(is_older))?;
-        uploaded.remove_marks()?;
+        replace(&remote, &removed, found.remote.as_ref())?;
     }
     home.remove()?;
-    replace(dir, &removed, |present| present == Some(&record))?;
-    home.remove_marks()?;
+    replace(dir, &removed, Some(&found.here))?;
     let local = remove_local(dir);
     let local =
         if dir.records_medium().is_some() { local.and_then(|()| remove_rest(dir, lock)) } else { local };
     local.map_err(|error| anyhow!("cannot delete the job's directory {}: {error}", dir.path().display()))
 }
 
-/// Replaces the record of a job, if it is still the one that was found.
-fn replace(
-    dir: &JobDir,
-    removed: &JobRecord,
-    is_as_before: impl Fn(Option<&JobRecord>) -> bool,
-) -> Result<()> {
+/// The record that stays. Other machines take the one with more claims for the newer one. No launcher has its name. What it
+/// stays for does not need the command.
+fn removed(found: &Found) -> Result<JobRecord> {
+    let of = |number: fn(&JobRecord) -> u64| found.remote.as_ref().map_or(0, number).max(number(&found.here));
+    let last_sequence = of(|record| record.last_sequence);
+    Ok(JobRecord {
+        is_removed: true,
+        launcher: format!("{}@", PackId::random().context("no random numbers")?),
+        cwd: String::new(),
+        argv: Vec::new(),
+        run: of(|record| record.run),
+        claims: of(|record| record.claims) + 1,
+        last_sequence,
+        sequence_before_run: last_sequence,
+        abandoned: Vec::new(),
+        deleted: Vec::new(),
+        resumed_from: None,
+        ..found.here.clone()
+    })
+}
+
+/// Empties the marks of a job, and replaces its record if that is still the one that was found.
+fn replace(dir: &JobDir, removed: &JobRecord, found: Option<&JobRecord>) -> Result<()> {
+    dir.change_marks(|marks| *marks = Marks::default())?;
     dir.change_record(|present| match present {
         Some(present) if present.is_removed => Ok(None),
-        present if is_as_before(present.as_ref()) => Ok(Some(removed.clone())),
+        present if present.as_ref() == found => Ok(Some(removed.clone())),
         _ => bail!(
             "the job {} was started on another machine meanwhile: what it has saved since stays",
             dir.key()
@@ -382,10 +382,13 @@ mod tests {
             tried(&options, &gone).unwrap();
             let mut left = files(dir.path());
             left.retain(|path| !before.contains(path));
-            let is_of_record =
-                |path: &PathBuf| path.ends_with("gone/lock") || path.parent().unwrap().ends_with("gone/job");
+            let is_of_record = |path: &PathBuf| {
+                let dir = path.parent().unwrap();
+                path.ends_with("gone/lock") || dir.ends_with("gone/job") || dir.ends_with("gone/marks")
+            };
             assert!(left.iter().all(is_of_record), "{left:?}");
             assert!(gone.record().unwrap().unwrap().is_removed);
+            assert_eq!(gone.marks().unwrap().kept().count(), 0);
             assert!(!has_rest(&options, &gone).unwrap());
             // Again, as after an interruption: the record is not touched.
             tried(&options, &gone).unwrap();
@@ -418,6 +421,11 @@ mod tests {
                 let still = claim(&job);
                 still.change(|record| record.last_sequence = 5).unwrap();
                 let elsewhere = job.clone().with_seen_in(&here.join("seen"));
+                for number in 1..4 {
+                    let id = SnapshotId::new(number, SystemTime::UNIX_EPOCH);
+                    job.change_marks(|marks| marks.pin(&id)).unwrap();
+                }
+                elsewhere.marks().unwrap();
                 let second = claim(&elsewhere);
                 second.change(|record| record.outcome = JobOutcome::Complete).unwrap();
                 if let Some(remote) = tiers::uploaded_records(&options, &job, Options::default()).unwrap() {
@@ -433,6 +441,8 @@ mod tests {
                 assert!(is_fenced(&still) && is_fenced(&second));
                 third.check().unwrap();
                 assert_eq!(elsewhere.record().unwrap().unwrap(), third.record(), "it is no older state");
+                third.dir().begin_marks().unwrap();
+                assert_eq!(elsewhere.marks().unwrap().kept().count(), 0);
                 assert_eq!(root.jobs().unwrap().len(), 1);
             }
         }
@@ -477,6 +487,24 @@ mod tests {
         // An upload that failed says nothing of the job.
         remote.set_record(&record(JobOutcome::Unfinished, 0)).unwrap();
         tried(&options, &job).unwrap();
+    }
+
+    /// Another machine has taken the job up and completed it.
+    #[test]
+    fn a_job_that_another_machine_has_completed_is_deleted() {
+        let dir = tempfile::tempdir().unwrap();
+        let [_, options, _] = kinds(dir.path());
+        let (_, job) = job(&options, "moved", JobOutcome::Complete);
+        let remote = tiers::uploaded_records(&options, &job, Options::default()).unwrap().unwrap();
+        remote
+            .set_record(&JobRecord { last_sequence: 9, run: 3, ..record(JobOutcome::Complete, 1) })
+            .unwrap();
+        tried(&options, &job).unwrap();
+        for records in [&job, &remote] {
+            let record = records.record().unwrap().unwrap();
+            assert!(record.is_removed);
+            assert_eq!((record.claims, record.last_sequence, record.run), (2, 9, 3));
+        }
     }
 
     /// Nothing of the command is in the object store, and the machine that had it there begins anew.

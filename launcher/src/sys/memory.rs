@@ -97,20 +97,27 @@ fn memory_cgroups(
 
 /// The cgroup below `top` that this process is in, by the list of processes of each.
 fn with_this_process(top: &Path) -> Option<PathBuf> {
-    static FOUND: Mutex<BTreeMap<PathBuf, PathBuf>> = Mutex::new(BTreeMap::new());
+    static FOUND: Mutex<BTreeMap<PathBuf, Option<PathBuf>>> = Mutex::new(BTreeMap::new());
     let own = std::process::id().to_string();
     let has_it = |dir: &PathBuf| {
         fs::read_to_string(dir.join("cgroup.procs")).is_ok_and(|pids| pids.lines().any(|pid| pid == own))
     };
     let mut found = FOUND.lock();
-    if let Some(known) = found.get(top).filter(|known| has_it(known)) {
-        return Some(known.clone());
+    // What is not there is not looked for again: that takes long.
+    if let Some(known) = found.get(top).filter(|known| known.as_ref().is_none_or(has_it)) {
+        return known.clone();
     }
+    let cgroup = search(top, has_it);
+    found.insert(top.to_owned(), cgroup.clone());
+    cgroup
+}
+
+/// The first directory at `top` or below it that is wanted.
+fn search(top: &Path, is_wanted: impl Fn(&PathBuf) -> bool) -> Option<PathBuf> {
     let mut dirs = VecDeque::from([top.to_owned()]);
     for _ in 0..MOST_CGROUPS {
         let dir = dirs.pop_front()?;
-        if has_it(&dir) {
-            found.insert(top.to_owned(), dir.clone());
+        if is_wanted(&dir) {
             return Some(dir);
         }
         let below = fs::read_dir(&dir).into_iter().flatten().flatten();

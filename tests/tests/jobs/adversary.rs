@@ -96,7 +96,7 @@ fn programs_and_logs_of_another_user_are_not_used() {
     fs::copy(&evil, &with_space).unwrap();
     let probes = [
         format!("timeout 5 '{}' || false", evil.display()),
-        format!("true; {}", evil.display()),
+        format!("true; if ! WHY=1 {}; then true; fi", evil.display()),
         format!("'{}'", with_space.display()),
         format!("sh '{}'", with_space.display()),
     ];

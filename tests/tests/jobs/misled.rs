@@ -575,7 +575,7 @@ fn a_complete_job_is_deleted_as_a_whole() {
         let entries = fs::read_dir(jobs.join(dir)).unwrap().map(|entry| entry.unwrap().file_name());
         entries.collect::<std::collections::BTreeSet<_>>()
     };
-    assert_eq!(names("named"), ["job", "lock"].map(Into::into).into(), "the record stays");
+    assert_eq!(names("named"), ["job", "lock", "marks"].map(Into::into).into(), "the records stay");
     assert!(names("named/job").len() > 1, "numbers stay taken");
     // What is left after an interruption is deleted by the same command.
     let whole = ["rm", "--whole-job", "named"];

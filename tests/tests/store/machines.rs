@@ -526,7 +526,7 @@ fn a_mark_that_comes_too_late_is_told() {
     let manifest = uploads.sandbox.path().join("one/jobs/both/manifests").join(&id);
     for (is_here, code, words) in [
         (true, Some(0), "is kept on this machine, but is being deleted from the object store"),
-        (false, Some(2), "is being deleted: --keep did not keep it"),
+        (false, Some(2), "is being deleted: the mark has come too late"),
     ] {
         if !is_here {
             fs::remove_file(&manifest).unwrap();

@@ -1,5 +1,5 @@
 //! The memory of a job with an encrypted store never reaches a disk: whole runs with all their directories on a disk that
-//! is recorded, with kills at each phase of a checkpoint and of a resume. No write to that disk, of a file that is gone
+//! is recorded, with kills at phases of a checkpoint, at each with `--full`, and resumes after them. No write to that disk, of a file that is gone
 //! again either, has a secret that is in the job's memory.
 
 use super::faults::{CRIU_POINTS, POINTS};
