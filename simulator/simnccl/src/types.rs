@@ -1,6 +1,7 @@
 //! Numbers of the public header: results, data types, reductions, and the structures that programs pass.
 
 use std::ffi::{c_char, c_int, c_uint};
+use std::io::Write;
 
 /// `ncclResult_t`. Its values, other than success, are errors here.
 #[allow(clippy::enum_variant_names, reason = "the header's names")]
@@ -54,7 +55,8 @@ impl From<std::io::Error> for Error {
 /// Says why a call fails, if `NCCL_DEBUG` asks for it.
 pub(crate) fn warn(text: &str) {
     if std::env::var_os("NCCL_DEBUG").is_some_and(|level| level != "VERSION") {
-        eprintln!("simnccl: {text}");
+        // In one piece: ranks write to the same file.
+        let _ = std::io::stderr().write_all(format!("simnccl: {text}\n").as_bytes());
     }
 }
 
