@@ -9,7 +9,7 @@ use crate::files::held as held_files;
 use crate::job::{deletion, resume_point};
 use crate::restore::kept;
 use crate::store::marks;
-use crate::store::root::Root;
+use crate::store::root::{Root, is_removed};
 use crate::store::tiers;
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
@@ -104,7 +104,6 @@ fn remove_whole(config: &Config, args: &RmArgs) -> Result<i32> {
 /// The job of this name, if it was deleted and something is left of it.
 fn with_rest(config: &Config, root: &Root, name: &str) -> Result<Option<JobDir>> {
     let found = root.all_jobs()?.into_iter().find(|job| job.key().as_str() == name);
-    let is_removed = |job: &JobDir| matches!(job.record(), Ok(Some(record)) if record.is_removed);
     match found.filter(is_removed) {
         Some(job) if deletion::has_rest(&config.store, &job)? => Ok(Some(job)),
         _ => Ok(None),

@@ -142,9 +142,12 @@ pub fn has_rest(options: &StoreOptions, dir: &JobDir) -> Result<bool> {
             return Ok(true);
         }
     }
-    let stays = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| STAYS.contains(&name));
-    let entries = fs::read_dir(dir.path()).into_iter().flatten().flatten();
-    Ok(entries.into_iter().any(|entry| !stays(&entry.file_name())))
+    let mut entries = fs::read_dir(dir.path()).into_iter().flatten().flatten();
+    Ok(entries.any(|entry| !stays(&entry)))
+}
+
+fn stays(entry: &fs::DirEntry) -> bool {
+    entry.file_name().to_str().is_some_and(|name| STAYS.contains(&name))
 }
 
 /// Deletes all of a complete job. After an error, the job may have lost snapshots; the command can be repeated.
@@ -220,7 +223,7 @@ fn replace(dir: &JobDir, removed: &JobRecord, found: Option<&JobRecord>) -> Resu
 fn remove_local(dir: &JobDir) -> io::Result<()> {
     for entry in fs::read_dir(dir.path())? {
         let entry = entry?;
-        if entry.file_name().to_str().is_some_and(|name| STAYS.contains(&name)) {
+        if stays(&entry) {
             continue;
         }
         let is_folder_of_objects = entry.file_name().to_str().is_some_and(|name| FOLDERS.contains(&name));

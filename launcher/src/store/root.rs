@@ -155,11 +155,17 @@ impl Root {
     }
 }
 
+/// Whether all of the job was deleted. A record that cannot be read says nothing.
+#[must_use]
+pub fn is_removed(job: &JobDir) -> bool {
+    matches!(job.record(), Ok(Some(record)) if record.is_removed)
+}
+
 /// The jobs without those that were deleted as a whole. Their records are read by several threads: an object store takes a
 /// while for each.
 #[must_use]
 pub fn present(jobs: Vec<JobDir>) -> Vec<JobDir> {
-    let is_present = |job: &JobDir| !matches!(job.record(), Ok(Some(record)) if record.is_removed);
+    let is_present = |job: &JobDir| !is_removed(job);
     let share = jobs.len().div_ceil(READERS).max(1);
     let read = |share: &[JobDir]| share.iter().map(is_present).collect::<Vec<_>>();
     let are_present: Vec<bool> = std::thread::scope(|scope| {

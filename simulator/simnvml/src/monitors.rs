@@ -59,6 +59,27 @@ numbers! {
     nvmlDeviceGetCurrentClocksEventReasons: c_ulonglong = 1;
 }
 
+/// Functions that give two numbers of a device.
+macro_rules! pairs {
+    ($( $name:ident = $first:expr, $second:expr; )*) => {
+        functions! {
+            $( fn $name(device: Device, first: *mut c_uint, second: *mut c_uint) {
+                known(device)?;
+                // SAFETY: the caller's out parameters.
+                unsafe { write(first, $first) }?;
+                // SAFETY: as above.
+                unsafe { write(second, $second) }
+            } )*
+        }
+    };
+}
+
+pairs! {
+    nvmlDeviceGetEncoderUtilization = 0, VIDEO_SAMPLES_US;
+    nvmlDeviceGetDecoderUtilization = 0, VIDEO_SAMPLES_US;
+    nvmlDeviceGetEccMode = 1, 1;
+}
+
 /// Functions of what such a GPU does not have. Their other arguments do not matter.
 macro_rules! unsupported {
     ($($name:ident)*) => {
@@ -120,27 +141,6 @@ functions! {
         let info = sys::nvmlBAR1Memory_t { bar1Total: BAR1_BYTES, bar1Free: free_bytes, bar1Used: BAR1_USED_BYTES };
         // SAFETY: the caller's out parameter.
         unsafe { write(out, info) }
-    }
-    fn nvmlDeviceGetEncoderUtilization(device: Device, out: *mut c_uint, period_us: *mut c_uint) {
-        known(device)?;
-        // SAFETY: the caller's out parameters.
-        unsafe { write(out, 0) }?;
-        // SAFETY: as above.
-        unsafe { write(period_us, VIDEO_SAMPLES_US) }
-    }
-    fn nvmlDeviceGetDecoderUtilization(device: Device, out: *mut c_uint, period_us: *mut c_uint) {
-        known(device)?;
-        // SAFETY: the caller's out parameters.
-        unsafe { write(out, 0) }?;
-        // SAFETY: as above.
-        unsafe { write(period_us, VIDEO_SAMPLES_US) }
-    }
-    fn nvmlDeviceGetEccMode(device: Device, current: *mut c_uint, pending: *mut c_uint) {
-        known(device)?;
-        // SAFETY: the caller's out parameters.
-        unsafe { write(current, 1) }?;
-        // SAFETY: as above.
-        unsafe { write(pending, 1) }
     }
     fn nvmlDeviceGetTotalEccErrors(device: Device, _kind: c_uint, _counter: c_uint, out: *mut c_ulonglong) {
         known(device)?;
