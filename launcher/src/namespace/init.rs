@@ -30,6 +30,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Where CRIU looks for plugins. It has to be a directory; this one has no `*.so`.
+const NO_PLUGINS: &str = "/proc/self/ns";
 /// The init ends this long after its launcher at the latest, seconds.
 const END_LIMIT_S: u32 = 5;
 /// Time for killed processes to end before the init does.
@@ -382,6 +384,8 @@ impl Init<'_> {
         if !rustix::process::getuid().is_root() {
             command.env_remove("XDG_RUNTIME_DIR");
         }
+        // Its plugin for CUDA would checkpoint processes that are off their GPUs already.
+        command.env("CRIU_LIBS_DIR", NO_PLUGINS);
         command.env_remove("LD_PRELOAD");
         if let Some(library) = &library {
             command.env("LD_PRELOAD", format!("/proc/self/fd/{}", library.as_raw_fd()));

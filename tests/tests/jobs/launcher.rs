@@ -817,6 +817,33 @@ fn job_says(sandbox: &Sandbox, name: &str, text: &str) -> bool {
     sandbox.read(&format!("{name}.err")).contains(text)
 }
 
+/// CRIU loads no plugins: that for CUDA would checkpoint what ckpt-run has checkpointed already.
+#[test]
+fn plugins_of_criu_are_not_used() {
+    let (sandbox, python) = (Sandbox::new(), python());
+    let plugins = sandbox.path().join("plugins");
+    fs::create_dir(&plugins).unwrap();
+    // CRIU fails when it cannot load one.
+    fs::write(plugins.join("broken.so"), "no library").unwrap();
+    let script =
+        "import os, time\nopen('ready', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.02)";
+    let start = || {
+        let mut command = sandbox.command(["--", python.to_str().unwrap(), "-c", script]);
+        command.env("CRIU_LIBS_DIR", &plugins);
+        sandbox.start_command("job", command)
+    };
+    let mut job = start();
+    job.until("a job", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    job.checkpoint(&sandbox);
+    job.kill_everything();
+    let mut job = start();
+    job.until_answering(&sandbox);
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert!(job.said().contains("resumed from snapshot"), "{}", job.said());
+}
+
 #[test]
 fn pre_copy_is_refused_where_the_kernel_tracks_no_memory() {
     let check = Command::new(criu()).args(["check", "--feature", "mem_dirty_track"]).output().unwrap();
