@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cgroups;
 pub mod file_systems;
 pub mod gpu;
 pub mod habits;

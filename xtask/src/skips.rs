@@ -54,6 +54,7 @@ const MAY_SKIP: &[(&str, &str)] = &[
     ("the_store_of_another_user_is_not_used", OWNER),
     ("the_limit_of_a_cgroup_further_up_counts", LIMITS),
     ("the_limit_outside_of_a_cgroup_namespace_counts", LIMITS),
+    ("the_default_is_chosen_by_what_is_free", LIMITS),
     ("programs_and_logs_of_another_user_are_not_used", OWNER),
     ("a_log_file_by_the_link_of_another_user_is_not_written_to", OWNER),
     ("a_resume_with_another_runtime_directory_has_its_agents", REACH),

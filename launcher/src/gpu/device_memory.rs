@@ -353,18 +353,24 @@ enum Destination {
     Refill(Arc<Refill>),
 }
 
-/// Where the device memory of a snapshot's processes is to be loaded to.
+/// Where the device memory of a snapshot's processes is to be loaded to. The processes themselves take `job_bytes` of
+/// memory.
 ///
 /// # Errors
 /// When there is not enough memory, and [`ReadError::Damaged`] when the manifest is inconsistent.
-pub fn plan(store: &Arc<Tiers>, manifest: &Arc<Manifest>, mode: MirrorMode) -> Result<Vec<Load>> {
+pub fn plan(
+    store: &Arc<Tiers>,
+    manifest: &Arc<Manifest>,
+    mode: MirrorMode,
+    job_bytes: u64,
+) -> Result<Vec<Load>> {
     let available_bytes = memory::available_bytes().unwrap_or(0);
     let fits = |needed_bytes: u64| needed_bytes.saturating_add(memory::SPARE_BYTES) <= available_bytes;
     let loaded = || manifest.gpu.iter().filter(|process| process.mirror_bytes > 0);
     let mirror_bytes = loaded().map(used_bytes).fold(0, u64::saturating_add);
     let avoids_mirrors = match mode {
         MirrorMode::None => true,
-        MirrorMode::Auto => !fits(mirror_bytes),
+        MirrorMode::Auto => !fits(mirror_bytes.saturating_add(job_bytes)),
         MirrorMode::All | MirrorMode::Changed => false,
     };
     let mut loads = Vec::new();
@@ -639,7 +645,7 @@ mod tests {
         assert_eq!(paths, ["gpu/5.mem", "gpu/5.json", "gpu/6.json"]);
         assert_eq!(read_report(&*snapshots, &saved, &saved.gpu[0]).unwrap(), states[0].report);
 
-        let plan = |manifest: &Manifest| plan(&snapshots, &Arc::new(manifest.clone()), MirrorMode::All);
+        let plan = |manifest: &Manifest| plan(&snapshots, &Arc::new(manifest.clone()), MirrorMode::All, 0);
         let loads = plan(&saved).unwrap();
         assert_eq!(loads.len(), 1);
         let (path, into) = loads[0].wanted().unwrap();
@@ -659,7 +665,14 @@ mod tests {
         let mut larger = saved.clone();
         larger.gpu[0].mirror_used_bytes = Some(mirror.bytes + 1);
         assert!(plan(&larger).is_err());
-        let mut large = saved;
+        // The job itself leaves no room for a mirror.
+        let saved = Arc::new(saved);
+        let has_mirror = |mode, job_bytes| {
+            !adopted(&super::plan(&snapshots, &saved, mode, job_bytes).unwrap()).mirrors.is_empty()
+        };
+        assert!(has_mirror(MirrorMode::Auto, 0) && !has_mirror(MirrorMode::Auto, 1 << 60));
+        assert!(has_mirror(MirrorMode::All, 1 << 60));
+        let mut large = Manifest::clone(&saved);
         large.gpu[0].mirror_bytes = 1 << 60;
         large.files[0].bytes = 1 << 59;
         let error = plan(&large).err().unwrap().to_string();
@@ -667,7 +680,7 @@ mod tests {
         // Without a mirror, or where there is no room for one.
         let large = Arc::new(large);
         for mode in [MirrorMode::None, MirrorMode::Auto] {
-            let loads = super::plan(&snapshots, &large, mode).unwrap();
+            let loads = super::plan(&snapshots, &large, mode, 0).unwrap();
             let Adopted { mirrors, refills } = adopted(&loads);
             assert!(mirrors.is_empty() && loads[0].used_bytes == 32 << 20, "{mode:?}");
             assert_eq!((refills[0].0, refills[0].1.number, refills[0].1.bytes), (5, mirror.number, 1 << 60));
@@ -675,7 +688,7 @@ mod tests {
         // An agent of an earlier version gets a mirror.
         let mut old = Manifest::clone(&large);
         old.gpu[0].supports_loads = false;
-        assert!(super::plan(&snapshots, &Arc::new(old), MirrorMode::None).is_err());
+        assert!(super::plan(&snapshots, &Arc::new(old), MirrorMode::None, 0).is_err());
     }
 
     /// Holes take neither room in the store nor memory after a resume.
@@ -700,7 +713,7 @@ mod tests {
         assert_eq!(stored.content.read_bytes.load(Ordering::Relaxed), 64 * MIB);
         let saved = writer.commit(Manifest { gpu: vec![stored.process.clone()], ..manifest }).unwrap();
         let saved = Arc::new(saved);
-        let loads = plan(&snapshots, &saved, MirrorMode::All).unwrap();
+        let loads = plan(&snapshots, &saved, MirrorMode::All, 0).unwrap();
         assert_eq!((loads[0].used_bytes, outcome(&states, 0).unwrap().mirror_bytes), (4 * MIB, 4 * MIB));
         let (path, into) = loads[0].wanted().unwrap();
         snapshots.load(&saved, &[ckpt_snapshot::Load { path, into }], &|_| {}).unwrap();

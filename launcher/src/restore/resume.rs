@@ -394,7 +394,8 @@ impl Resumer<'_> {
 
     fn restore(&self, manifest: &Manifest) -> Result<RunningJob, Failure> {
         let placements = self.place_on_gpus(manifest)?;
-        let loads = device_memory::plan(self.store, &Arc::new(manifest.clone()), self.mirror)?;
+        let (shared, job_bytes) = (Arc::new(manifest.clone()), loading::image_bytes(manifest));
+        let loads = device_memory::plan(self.store, &shared, self.mirror, job_bytes)?;
         let adopted = device_memory::adopted(&loads);
         let inventory = self.answers.during(READING, || Inventory::read(&**self.store, manifest))?;
         let inventory = inventory.unwrap_or_else(|| inventory_of_open_files(manifest));

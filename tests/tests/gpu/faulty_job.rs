@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
+use ckpt_run_tests::cgroups::Cgroups;
 use ckpt_run_tests::gpu::{Gpu, built, cuda_program, succeed};
 use ckpt_run_tests::{Running, Sandbox, until};
 use serde_json::Value;
@@ -17,6 +18,7 @@ pub struct Job {
     pub program: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
     options: Vec<&'static str>,
+    cgroups: Option<Cgroups>,
 }
 
 impl Job {
@@ -26,7 +28,7 @@ impl Job {
         program.extend(arguments.iter().map(Into::into));
         let file = |name: &str| sandbox.path().join(name).into_os_string();
         let environment = vec![("CKPT_FAULT_FILE", file("points")), ("SIMCUDA_FAULT_FILE", file("rules"))];
-        Self { sandbox, gpu, program, environment, options: Vec::new() }
+        Self { sandbox, gpu, program, environment, options: Vec::new(), cgroups: None }
     }
 
     /// A job with a fixed number of small and large allocations, all of which it changes.
@@ -67,6 +69,16 @@ impl Job {
         self
     }
 
+    /// Runs it in a cgroup with a limit of memory.
+    pub fn in_cgroups(self, cgroups: Cgroups) -> Self {
+        Self { cgroups: Some(cgroups), ..self }
+    }
+
+    /// Leaves so much memory to the job, the launcher and the store, in the cgroups.
+    pub fn leave_memory(&self, spare_bytes: u64) {
+        self.cgroups.as_ref().expect("it has cgroups").leave(spare_bytes);
+    }
+
     pub fn start(&self) -> Running {
         self.started(self.start_with(&[], ""))
     }
@@ -105,6 +117,7 @@ impl Job {
         if !fault.is_empty() {
             command.env("CKPT_FAULT", fault);
         }
+        let command = self.cgroups.iter().fold(command, |command, cgroups| cgroups.command(&command));
         self.sandbox.start_command("job", command)
     }
 
@@ -122,6 +135,12 @@ impl Job {
     /// The calls that have failed since.
     pub fn failed(&self) -> Vec<String> {
         self.sandbox.read("rules.hits").lines().map(Into::into).collect()
+    }
+
+    /// Waits until a process is at the point that was armed with `hold`. It stays there until the faults are switched off.
+    pub fn until_held(&self) {
+        until("a process at the point", || self.is_there("points.held").then_some(()));
+        self.remove("points.held");
     }
 
     /// Switches all faults off.
@@ -235,7 +254,7 @@ impl Job {
         let steps = (output.lines().count() - 1).to_string();
         let gpu = Gpu::new();
         let mut command = gpu.command(&self.program[0]);
-        command.arg(steps).args(&self.program[2..3]).current_dir("/");
+        command.arg(steps).args(self.program.iter().skip(2).take(1)).current_dir("/");
         command.envs(self.environment.iter().filter(|(name, _)| *name == "SIMCUDA_DEVICES").cloned());
         assert_eq!(output, succeed(command));
         self.sandbox.verify_all();

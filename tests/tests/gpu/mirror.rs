@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use crate::faults::{LAUNCHER_FAILED, stopped_process};
 use crate::faulty_job::Job;
 use crate::gpu_job::{GpuJob, kills};
+use ckpt_run_tests::cgroups::Cgroups;
 use ckpt_run_tests::{Running, set_variables};
 use rustix::process::{Signal, kill_process};
 
@@ -17,6 +18,11 @@ const MIB: u64 = 1 << 20;
 const JOB_MIB: u64 = 64;
 /// The same where host memory is measured.
 const MEASURED_MIB: u64 = 256;
+
+/// The same where there is memory for half of a copy, for one, and for two, beside the spare of 256 MiB.
+const DEFAULT_MIB: u64 = 640;
+/// More than any job here takes.
+const LIMIT_BYTES: u64 = 8 << 30;
 
 /// What was parked does not come back: device memory is allocated again and copied back.
 const NOT_PARKED: &str = "cuMemImportFromShareableHandle:1+=CUDA_ERROR_NOT_SUPPORTED";
@@ -93,6 +99,27 @@ fn a_partial_copy_takes_no_host_memory_between_checkpoints() {
     }
     job.ends_right(&mut running);
     assert!(job.sandbox.read("job.out").contains("at last"), "{}", running.said());
+}
+
+/// What fits into the free host memory decides, of which a cgroup leaves only so much. The simulated device's memory is host
+/// memory, which is staged too: what is left when the launcher decides is less by that.
+#[test]
+fn the_default_is_chosen_by_what_is_free() {
+    for (spare_mib, mode) in [(2400, "all"), (1700, "changed"), (1060, "none")] {
+        let Some(cgroups) = Cgroups::new(&format!("mirror-{mode}"), LIMIT_BYTES) else {
+            return ckpt_test_skip::skip("no cgroups with limits of memory can be made");
+        };
+        let job = job_with("auto", DEFAULT_MIB).in_cgroups(cgroups);
+        let mut running = filled(&job);
+        job.leave_memory(spare_mib * MIB);
+        save(&job, &mut running);
+        assert_eq!(job.status()["device_memory"]["mirror"], mode, "{}", running.said());
+        running.kill_everything();
+        job.leave_memory(LIMIT_BYTES);
+        let mut running = job.resume();
+        save(&job, &mut running);
+        job.ends_right(&mut running);
+    }
 }
 
 #[test]

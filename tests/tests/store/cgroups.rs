@@ -1,10 +1,9 @@
 //! A memory limit of a cgroup above that of ckpt-run, as Slurm and Kubernetes set it: what does not fit below it is not
 //! staged in memory.
 
-use ckpt_run_tests::{Sandbox, python, set_variables};
+use ckpt_run_tests::cgroups::Cgroups;
+use ckpt_run_tests::{Sandbox, python};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// The job has this much memory.
 const JOB_MIB: u64 = 300;
@@ -37,56 +36,6 @@ while not os.path.exists("go"):
         time.sleep(0.01)
 print(len(held) >> 20, flush=True)
 "#;
-
-/// A cgroup with the limit, and one in it without a limit, for the job. Removed at the end.
-struct Cgroups {
-    limited: PathBuf,
-    inner: PathBuf,
-}
-
-impl Cgroups {
-    /// `None` where cgroups with limits of memory cannot be made.
-    fn new(name: &str, limit_bytes: u64) -> Option<Self> {
-        let versions = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
-        versions.into_iter().find_map(|(root, limit)| {
-            let limited = Path::new(root).join(format!("ckpt-run-test-{name}-{}", std::process::id()));
-            fs::create_dir(&limited).ok()?;
-            let cgroups = Self { inner: limited.join("inner"), limited };
-            fs::write(cgroups.limited.join(limit), limit_bytes.to_string()).ok()?;
-            fs::create_dir(&cgroups.inner).ok()?;
-            Some(cgroups)
-        })
-    }
-
-    /// The same command in the inner one, executed by another program.
-    fn command_by(&self, wrapper: &[&str], inner: &Command) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", r#"echo 0 > "$1" && shift && exec "$@""#, "sh"]);
-        command.arg(self.inner.join("cgroup.procs")).args(wrapper);
-        command.arg(inner.get_program()).args(inner.get_args());
-        command.current_dir(inner.get_current_dir().unwrap()).stdin(std::process::Stdio::null());
-        set_variables(&mut command, inner);
-        command
-    }
-
-    /// The same command in the inner one.
-    fn command(&self, inner: &Command) -> Command {
-        self.command_by(&[], inner)
-    }
-}
-
-impl Drop for Cgroups {
-    fn drop(&mut self) {
-        // Processes that were killed leave it a moment later.
-        for _ in 0..600 {
-            let _ = fs::remove_dir(&self.inner);
-            if fs::remove_dir(&self.limited).is_ok() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
-    }
-}
 
 #[test]
 fn the_limit_of_a_cgroup_further_up_counts() {
@@ -134,12 +83,10 @@ fn a_job_that_has_taken_its_memory_is_not_saved_and_goes_on() {
     let Some(cgroups) = Cgroups::new("full", LIMIT_BYTES) else {
         return ckpt_test_skip::skip("no cgroups with limits of memory can be made");
     };
-    let usage = ["memory.usage_in_bytes", "memory.current"].map(|name| cgroups.limited.join(name));
-    let usage = usage.iter().find(|path| path.exists()).expect("one of them");
     let sandbox = Sandbox::new();
     let python = python();
     let limit = LIMIT_BYTES.to_string();
-    let words = ["--", python.to_str().unwrap(), "-c", FULL, &limit, usage.to_str().unwrap()];
+    let words = ["--", python.to_str().unwrap(), "-c", FULL, &limit, cgroups.usage_file().to_str().unwrap()];
     let mut job = sandbox.start_command("job", cgroups.command(&sandbox.command(words)));
     job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
     job.until_answering(&sandbox);
