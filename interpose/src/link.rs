@@ -156,6 +156,7 @@ fn is_unasked(message: &ToAgent) -> bool {
             | ToAgent::Unstage { .. }
             | ToAgent::Quiesce { .. }
             | ToAgent::Cut { .. }
+            | ToAgent::Release { .. }
             | ToAgent::QueryActivity
     )
 }

@@ -1,11 +1,13 @@
 //! Whether the library stands in front of the driver, and whether the program has initialised the driver.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 /// Whether there is a launcher to work for.
 static IS_ACTIVE: AtomicBool = AtomicBool::new(false);
 /// Whether the program has initialised the driver.
 static IS_STARTED: AtomicBool = AtomicBool::new(false);
+/// How many threads are initialising it.
+static STARTING: AtomicU32 = AtomicU32::new(0);
 
 /// Whether only a checkpoint has initialised the driver, and not the program.
 static IS_STARTED_FOR_NVML: AtomicBool = AtomicBool::new(false);
@@ -18,6 +20,19 @@ pub(crate) fn activate() {
 /// Whether there is a launcher to work for.
 pub(crate) fn is_active() -> bool {
     IS_ACTIVE.load(Relaxed)
+}
+
+/// Initialises the driver. A child that is forked meanwhile may have its device files.
+pub(crate) fn while_starting<T>(start: impl FnOnce() -> T) -> T {
+    STARTING.fetch_add(1, Relaxed);
+    let started = start();
+    STARTING.fetch_sub(1, Relaxed);
+    started
+}
+
+/// Whether the driver may have device files open.
+pub(crate) fn may_have_files() -> bool {
+    is_started() || is_active() && STARTING.load(Relaxed) > 0
 }
 
 /// The program has initialised the driver.
@@ -45,6 +60,7 @@ pub(crate) fn remark() -> Option<String> {
 pub(crate) fn after_fork_in_child() {
     IS_STARTED.store(false, Relaxed);
     IS_STARTED_FOR_NVML.store(false, Relaxed);
+    STARTING.store(0, Relaxed);
 }
 
 /// Whether the program uses the driver and a launcher may want to save it. Otherwise calls are only passed on.

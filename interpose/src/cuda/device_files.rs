@@ -69,13 +69,22 @@ pub(super) fn are_open() -> bool {
     !descriptors(prefixes().0).is_empty()
 }
 
-/// The reason why the process cannot be saved, if it is a device with which memory of the GPU may be registered. The
-/// launcher has looked for them before ([`devices`]); this is for those that were opened since.
+/// The reason why the process cannot be saved, if it is a device with which memory of the GPU may be registered: open, or
+/// mapped. The launcher has looked for them before ([`devices`]); this is for those that were opened since.
 pub(super) fn obstacle() -> Option<String> {
+    let found = |path: &str| devices::find(path, directory_of_devices());
     let entries = fs::read_dir("/proc/self/fd").ok()?;
     let mut targets = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
-    let device = targets.find_map(|target| devices::find(target.to_str()?, directory_of_devices()))?;
-    Some(format!("it has {} open: {}", device.what, device.remedy))
+    let mut open = || Some((targets.find_map(|target| found(target.to_str()?))?, "open"));
+    let maps = process::mappings().unwrap_or_default();
+    let mapped = || Some((maps.lines().find_map(|line| found(path_of_mapping(line)?))?, "mapped"));
+    let (device, how) = open().or_else(mapped)?;
+    Some(format!("it has a device {how}, {}: {}", device.what, device.remedy))
+}
+
+/// The file of a line of `/proc/PID/maps`, see proc_pid_maps(5).
+fn path_of_mapping(line: &str) -> Option<&str> {
+    line.splitn(6, ' ').nth(5).map(str::trim_start)
 }
 
 fn directory_of_devices() -> &'static str {
@@ -127,10 +136,10 @@ struct Mapping {
 impl Mapping {
     /// Reads a line of `/proc/PID/maps`, see proc_pid_maps(5).
     fn parse(line: &str, prefixes: &str) -> Option<Self> {
-        let mut fields = line.splitn(6, ' ');
+        let mut fields = line.split(' ');
         let (begin, end) = fields.next()?.split_once('-')?;
         let permissions = fields.next()?;
-        let path = fields.nth(3)?.trim_start();
+        let path = path_of_mapping(line)?;
         let bit = |letter: char, bit: c_int| if permissions.contains(letter) { bit } else { 0 };
         has_prefix(path.as_bytes(), prefixes).then_some(())?;
         Some(Self {

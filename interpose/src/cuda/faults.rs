@@ -4,7 +4,8 @@
 //! `CKPT_FAULT_FILE` names a file. Its content, `point=action[,point=action…]`, applies to every process of the job
 //! while the file exists: a restored process has the environment of the dumped one, and a test can change the file.
 //! Actions: `kill` (SIGKILL to this process), `stop` (SIGSTOP, after creating a file of the same name with the
-//! extension `stopped`), `delay:MILLISECONDS`, `panic`.
+//! extension `stopped`), `hold` (waits until the file is gone, after creating one with the extension `held`),
+//! `delay:MILLISECONDS`, `panic`.
 
 #[cfg(not(feature = "faults"))]
 #[inline]
@@ -55,6 +56,12 @@ mod armed {
                 // That a process stands still is seen for other reasons too.
                 let _ = std::fs::File::create(file.with_extension("stopped"));
                 signal(libc::SIGSTOP);
+            }
+            "hold" => {
+                let _ = std::fs::File::create(file.with_extension("held"));
+                while file.exists() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
             }
             "panic" => panic!("injected"),
             _ => match delay_ms() {

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::driver::{self, DriverError};
 use super::handler::handlers;
-use super::{activation, address_space, real};
+use super::{activation, address_space, faults, real};
 use crate::cuda::result::SUCCESS;
 
 /// A process has a GPU's device files open, and the driver cannot take them away.
@@ -31,10 +31,13 @@ pub(super) fn start_driver() -> Result<(), NotStarted> {
         return Err(NotStarted::NotLoaded);
     }
     address_space::prepare();
-    // SAFETY: the call takes a number.
-    driver::check("cuInit", unsafe { driver::cuInit(0) })?;
-    activation::driver_started_for_nvml();
-    Ok(())
+    activation::while_starting(|| {
+        // SAFETY: the call takes a number.
+        driver::check("cuInit", unsafe { driver::cuInit(0) })?;
+        faults::hit("init-returned");
+        activation::driver_started_for_nvml();
+        Ok(())
+    })
 }
 
 handlers! {
@@ -43,10 +46,13 @@ handlers! {
             // Before the driver maps anything.
             address_space::prepare();
         }
-        let result = call();
-        if result == SUCCESS {
-            activation::driver_started();
-        }
-        result
+        activation::while_starting(|| {
+            let result = call();
+            faults::hit("init-returned");
+            if result == SUCCESS {
+                activation::driver_started();
+            }
+            result
+        })
     }
 }

@@ -103,7 +103,7 @@ pub fn activate() {
 
 /// In the child of a fork.
 pub fn after_fork_in_child() {
-    if activation::is_started() {
+    if activation::may_have_files() {
         device_files::replace_in_child();
     }
     gate::after_fork_in_child();

@@ -24,16 +24,16 @@ pub(super) enum Release {
 
 impl Agents {
     /// Has all processes take their state off the GPUs, without saving it, and waits for that at most for `timeout`. They
-    /// cannot run on: kill them. Processes that are detached, or about to be, are left as they are.
+    /// cannot run on: kill them. Processes that are detached, or about to be, are left as they are; not those that are
+    /// lost.
     pub fn release(&self, timeout: Duration) {
         let end = Instant::now() + timeout;
         let mut state = self.shared.lock();
-        if state.phase != Phase::Listening {
-            return;
-        }
+        let is_listening = state.phase == Phase::Listening;
         let mut streams = Vec::new();
         for connection in state.connections.values_mut() {
-            if connection.is_registered && connection.release == Release::NotAsked {
+            let stays = is_listening || connection.is_lost;
+            if stays && connection.is_registered && connection.release == Release::NotAsked {
                 connection.release = Release::Pending;
                 streams.push(Arc::clone(&connection.stream));
             }

@@ -69,6 +69,7 @@ impl Shared {
             unprepared: Unprepared::default(),
             preparation: None,
             refusal: None,
+            is_lost: false,
             activity_query: ActivityQuery::Unsupported,
             release: Release::Unsupported,
         };
@@ -189,7 +190,10 @@ impl Shared {
 
     /// Reports that a process lost its GPU state while detaching.
     fn report_loss(&self, id: u64, reason: &str) {
-        let process = self.lock().connections.get(&id).map(|connection| connection.process.clone());
+        let process = self.lock().connections.get_mut(&id).map(|connection| {
+            connection.is_lost = true;
+            connection.process.clone()
+        });
         if let Some(process) = process {
             // The receiver is dropped only when nothing is left that could act on the loss.
             let _ = self.losses.send(Loss { process, reason: reason.to_owned() });

@@ -83,6 +83,8 @@ pub(super) struct Connection {
     pub(super) preparation: Option<Preparation>,
     /// The agent's reason for refusing the current attempt.
     pub(super) refusal: Option<Refusal>,
+    /// The process has lost its GPU state while detaching, and cannot continue.
+    pub(super) is_lost: bool,
     /// State of the question what the process does with its GPUs.
     pub(super) activity_query: ActivityQuery,
     /// State of the request to release the process's GPUs.

@@ -38,7 +38,7 @@ use crate::restore::{limits, queues, resets, unmounted};
 use crate::store::answer::{AnswerWatch, RECORDING};
 use crate::store::tiers::MEMORY;
 use crate::sys::deadline::{
-    PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
+    GPU_RELEASE_TIMEOUT, PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
 };
 use crate::sys::error::{BadInput, bad_input};
 use crate::sys::gpus::GpuProbe;
@@ -456,6 +456,8 @@ impl Resumer<'_> {
         // The processes are ended then.
         let is_over = || self.gate.is_some_and(|gate| gate.end().is_some());
         preload::await_return(agents, record, &proc, self.agents_timeout, &is_over).map_err(|loss| {
+            // All are killed, also those whose GPUs the driver has restored.
+            agents.release(GPU_RELEASE_TIMEOUT);
             match agents.take_read_error() {
                 // The store was intact a moment ago.
                 Some(error @ ReadError::Damaged { .. }) => Failure::Damaged(error),

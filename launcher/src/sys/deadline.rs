@@ -29,8 +29,12 @@ pub const CUT_ATTEMPTS: u32 = 3;
 pub const CUT_BACK_OFF: Duration = Duration::from_secs(1);
 /// Polling interval for the answer of an agent whose deadline has passed.
 pub const STUCK_AGENT_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Time for NVML to answer. After that it is not asked again.
+/// Time for NVML to answer.
 pub const GPU_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for its first answer: it initialises the GPUs that no process has open, which takes seconds for each.
+pub const GPU_FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long NVML is not asked again after it has not answered in time.
+pub const GPU_SILENCE: Duration = Duration::from_secs(60);
 /// Time for a killed process that has asked NVML to end.
 pub const GPU_HELPER_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for the device files of the GPUs to open. The driver initialises a GPU that no process has open, which takes seconds.

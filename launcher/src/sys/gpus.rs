@@ -8,7 +8,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::sys::deadline::{
-    DEVICE_MEMORY_POLL_INTERVAL, GPU_ANSWER_TIMEOUT, GPU_HELPER_END_TIMEOUT, PROCESS_POLL_INTERVAL,
+    DEVICE_MEMORY_POLL_INTERVAL, GPU_ANSWER_TIMEOUT, GPU_FIRST_ANSWER_TIMEOUT, GPU_HELPER_END_TIMEOUT,
+    GPU_SILENCE, PROCESS_POLL_INTERVAL,
 };
 
 /// The argument of `ckpt-run` that makes it the process that asks NVML.
@@ -114,6 +115,7 @@ impl Gpus {
 pub struct GpuProbe {
     state: Mutex<State>,
     has_answered: AtomicBool,
+    is_failure_reported: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -121,27 +123,37 @@ enum State {
     #[default]
     NotStarted,
     Running(Helper),
-    /// There is no NVML, or it does not answer.
-    Unavailable,
+    /// It has not answered in time, and is not asked before this moment.
+    Silent(Instant),
 }
 
 impl GpuProbe {
-    /// The GPUs as they are now; `None` without a working NVML.
+    /// The GPUs as they are now; `None` without a working NVML. The first failure is reported; later calls ask again.
     pub fn look(&self) -> Option<Gpus> {
         let mut state = self.state.lock();
-        if matches!(*state, State::NotStarted) {
-            *state = Helper::start().map_or(State::Unavailable, State::Running);
+        if matches!(*state, State::Silent(until) if Instant::now() < until) {
+            return None;
         }
-        let State::Running(helper) = &mut *state else { return None };
-        match helper.ask() {
-            Ok(gpus) => {
-                self.has_answered.store(true, Ordering::Relaxed);
+        let asked = match std::mem::take(&mut *state) {
+            State::Running(helper) => Ok((helper, GPU_ANSWER_TIMEOUT)),
+            _ => Helper::start().map(|helper| (helper, GPU_FIRST_ANSWER_TIMEOUT)),
+        };
+        let answer = asked.and_then(|(mut helper, timeout)| Ok((helper.ask(timeout)?, helper)));
+        self.has_answered.store(answer.is_ok(), Ordering::Relaxed);
+        match answer {
+            Ok((gpus, helper)) => {
+                *state = State::Running(helper);
                 Some(gpus)
             }
             Err(error) => {
-                tracing::debug!(%error, "NVML does not say which GPUs there are");
-                self.has_answered.store(false, Ordering::Relaxed);
-                *state = State::Unavailable;
+                if error.kind() == io::ErrorKind::TimedOut {
+                    *state = State::Silent(Instant::now() + GPU_SILENCE);
+                }
+                if !self.is_failure_reported.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "NVIDIA's management library (NVML, libnvidia-ml.so.1) does not say which GPUs there are: {error}. Before GPU state is restored, free memory is not waited for, and the GPUs are not compared with those of the snapshot"
+                    );
+                }
                 None
             }
         }
@@ -187,31 +199,31 @@ struct Helper {
 }
 
 impl Helper {
-    fn start() -> Option<Self> {
-        let start = || -> io::Result<Self> {
-            let mut command = Command::new(std::env::current_exe()?);
-            // A group of its own: Ctrl-C is for the job.
-            command.arg(ARGUMENT).process_group(0);
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-            let mut child = command.spawn()?;
-            let (requests, answers) = (child.stdin.take(), child.stdout.take());
-            let requests = requests.ok_or(io::ErrorKind::BrokenPipe)?;
-            let answers = BufReader::new(answers.ok_or(io::ErrorKind::BrokenPipe)?);
-            Ok(Self { child, requests, answers })
-        };
-        start().inspect_err(|error| tracing::debug!(%error, "cannot start a process to ask NVML")).ok()
+    fn start() -> io::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        // A group of its own: Ctrl-C is for the job.
+        command.arg(ARGUMENT).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn()?;
+        let (requests, answers) = (child.stdin.take(), child.stdout.take());
+        let requests = requests.ok_or(io::ErrorKind::BrokenPipe)?;
+        let answers = BufReader::new(answers.ok_or(io::ErrorKind::BrokenPipe)?);
+        Ok(Self { child, requests, answers })
     }
 
-    fn ask(&mut self) -> io::Result<Gpus> {
+    fn ask(&mut self, limit: Duration) -> io::Result<Gpus> {
         self.requests.write_all(b"\n")?;
-        let timeout = Timespec::try_from(GPU_ANSWER_TIMEOUT).unwrap_or_default();
+        let timeout = Timespec::try_from(limit).unwrap_or_default();
         let mut answer = [PollFd::new(self.answers.get_ref(), PollFlags::IN)];
         if retry_on_intr(|| rustix::event::poll(&mut answer, Some(&timeout)))? == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
+            let what = format!("no answer within {} s", limit.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, what));
         }
         let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        Ok(serde_json::from_str(&line)?)
+        if self.answers.read_line(&mut line)? == 0 {
+            return Err(io::Error::other("the process that asks it has ended"));
+        }
+        serde_json::from_str::<Result<Gpus, String>>(&line)?.map_err(io::Error::other)
     }
 }
 
@@ -230,11 +242,15 @@ impl Drop for Helper {
 /// The whole life of the process that asks NVML.
 pub fn serve() -> ! {
     let nvml = Nvml::builder().lib_path("libnvidia-ml.so.1".as_ref()).init();
-    let Ok(nvml) = nvml else { std::process::exit(1) };
     let mut out = io::stdout().lock();
     for _ in io::stdin().lock().lines().map_while(Result::ok) {
-        let answer = gpus(&nvml).map_err(io::Error::other).and_then(|gpus| Ok(serde_json::to_string(&gpus)?));
-        if answer.and_then(|answer| writeln!(out, "{answer}")).is_err() {
+        let gpus = nvml
+            .as_ref()
+            .map_err(ToString::to_string)
+            .and_then(|nvml| gpus(nvml).map_err(|error| error.to_string()));
+        let answer = serde_json::to_string(&gpus).map_err(io::Error::other);
+        // Without NVML, or where it fails, the next answer needs another process.
+        if answer.and_then(|answer| writeln!(out, "{answer}")).is_err() || gpus.is_err() {
             break;
         }
     }

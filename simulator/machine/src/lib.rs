@@ -5,6 +5,7 @@ pub mod config;
 mod counters;
 pub mod device_file;
 mod dump_blockers;
+pub mod faults;
 mod gpu;
 mod ledger;
 mod mapping;

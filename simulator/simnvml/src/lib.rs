@@ -21,13 +21,17 @@ macro_rules! functions {
             $(#[$doc])*
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($arg: $ty),*) -> Code {
-                let body = || -> Result<(), Code> { $body };
+                let body = || -> Result<(), Code> {
+                    crate::faults::before(stringify!($name))?;
+                    $body
+                };
                 body().err().unwrap_or(OK)
             }
         )*
     };
 }
 
+mod faults;
 mod monitors;
 
 type Code = sys::nvmlReturn_t;

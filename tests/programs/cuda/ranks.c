@@ -175,7 +175,7 @@ int main(int argc, char **argv) {
     int is_whole = argc == 3;
     steps = argc >= 3 ? (unsigned)atoi(argv[1]) : 0;
     ranks = argc >= 3 ? atoi(argv[2]) : 0;
-    if (steps == 0 || ranks < 2 || ranks > MOST_RANKS || (!is_whole && argc != 6)) {
+    if (steps == 0 || ranks < 1 || ranks > MOST_RANKS || (!is_whole && argc != 6)) {
         fprintf(stderr, "usage: %s STEPS RANKS [FIRST COUNT FILE]\n", argv[0]);
         return 2;
     }

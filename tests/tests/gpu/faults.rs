@@ -343,22 +343,93 @@ fn a_call_that_always_fails_makes_checkpoints_slower() {
     job.ends_right(&mut running);
 }
 
-/// The driver cannot be restored: the job is ended, and resumes from its previous snapshot.
+/// NVML hangs in the process that the launcher asks it by, or fails: the launcher says so, and asks again later.
+#[test]
+fn nvml_that_does_not_answer_stops_nothing() {
+    const SILENT: &str = "does not say which GPUs there are: ";
+    let job = Job::steady("2");
+    let rules = job.sandbox.path().join("rules-nvml").display().to_string();
+    let job = job.with("SIMNVML_FAULT_FILE", &rules);
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    job.replace("rules-nvml", "*:1+=hang");
+    running.checkpoint(&job.sandbox);
+    assert!(running.said().contains(&format!("{SILENT}no answer within 10 s")), "{}", running.said());
+    assert!(job.is_there("rules-nvml.hits"));
+    job.goes_on(&mut running);
+    running.kill_everything();
+    // 999 is NVML_ERROR_UNKNOWN. The resume and the checkpoint after it ask from processes of their own.
+    job.replace("rules-nvml", "nvmlDeviceGetCount_v2:1=999");
+    let mut running = job.resume();
+    running.checkpoint(&job.sandbox);
+    assert!(running.said().matches(SILENT).count() >= 3, "{}", running.said());
+    job.remove("rules-nvml");
+    running.checkpoint(&job.sandbox);
+    let newest = job.sandbox.snapshots().pop().expect("a snapshot");
+    let manifest = job.sandbox.json(["show", &newest, "--json"]);
+    assert!(manifest.to_string().contains("\"uuid\":\"GPU-"), "NVML was asked again: {manifest}");
+    running.kill_everything();
+    let mut running = job.resume();
+    job.ends_right(&mut running);
+}
+
+/// A worker is forked while another thread initialises the driver, which has its device files open by then.
+#[test]
+fn a_worker_that_is_forked_while_the_driver_starts_survives() {
+    let job = Job::new("forks_early.c", &["100000"]);
+    job.touch("slow");
+    job.arm("init-returned=hold");
+    let starting = job.start_with(&[], "");
+    job.until_held();
+    job.touch("fork");
+    until("a worker", || job.is_there("forked").then_some(()));
+    job.disarm();
+    let mut running = job.started(starting);
+    for _ in 0..2 {
+        running.checkpoint(&job.sandbox);
+        job.goes_on(&mut running);
+        running.kill_everything();
+        running = job.resume();
+        job.goes_on(&mut running);
+    }
+    job.ends_right(&mut running);
+}
+
+/// A thread opens a device with which memory of the GPU can be registered, while the process is taken off its GPU.
+#[test]
+fn a_device_that_is_opened_during_the_detach_is_found() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let device = directory.path().join("gdrdrv");
+    std::fs::write(&device, "").expect("a file");
+    let job = Job::new("registered.c", &["100000", device.to_str().expect("text"), "late"]);
+    let job = job.with("CKPT_TEST_DEVICES", &format!("{}/", directory.path().display()));
+    job.touch("slow");
+    let mut running = job.start();
+    running.checkpoint(&job.sandbox);
+    job.arm("detach-captured=hold");
+    let mut command = job.sandbox.command(["checkpoint"]);
+    let attempt = command.stderr(std::process::Stdio::piped()).spawn().expect("it runs");
+    job.until_held();
+    job.touch("late");
+    until("a device", || job.is_there("opened").then_some(()));
+    job.disarm();
+    let refused = attempt.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("it has a device open, GDRCopy's"), "{said}");
+    job.goes_on(&mut running);
+    running.kill_everything();
+}
+
+/// The driver cannot be restored: the job is ended, and resumes from its previous snapshot. Its process is taken off the
+/// GPU before it is killed, which would ruin the GPU.
 #[test]
 fn a_driver_that_does_not_come_back_ends_the_job() {
-    let job = Job::steady("2");
+    let job = Job::steady("2").with("SIMCUDA_KILL_RUINS", "1");
     let mut running = job.start();
     let not_parked = |rule: &str| format!("{NOT_PARKED};{rule}");
     for (call, rule) in [
         ("cuCheckpointProcessRestore", "cuCheckpointProcessRestore:1+=CUDA_ERROR_OUT_OF_MEMORY".to_owned()),
-        ("cuCheckpointProcessUnlock", "cuCheckpointProcessUnlock:1+=CUDA_ERROR_UNKNOWN".to_owned()),
         ("cuCheckpointProcessUnlock", "cuCheckpointProcessUnlock:2+=CUDA_ERROR_UNKNOWN".to_owned()),
-        // Locked, then neither the checkpoint nor the unlock succeeds.
-        (
-            "cuCheckpointProcessUnlock",
-            "cuCheckpointProcessCheckpoint:1+=CUDA_ERROR_UNKNOWN;cuCheckpointProcessUnlock:2+=CUDA_ERROR_UNKNOWN"
-                .to_owned(),
-        ),
         // The first two calls are for memory that cannot be read in place.
         ("cuMemMap", "cuMemMap:3+=CUDA_ERROR_UNKNOWN".to_owned()),
         ("cuMemSetAccess", "cuMemSetAccess:3+=CUDA_ERROR_UNKNOWN".to_owned()),
@@ -378,6 +449,38 @@ fn a_driver_that_does_not_come_back_ends_the_job() {
             said.contains(&format!("{call} failed with")) && said.contains("its GPU state was lost"),
             "{rule}: {said}"
         );
+        assert!(!said.contains("is killed with its state"), "{rule}: {said}");
+        job.disarm();
+        job.remove("pause");
+        running = job.resume();
+    }
+    job.ends_right(&mut running);
+}
+
+/// The driver is locked with memory that it does not save, or saves nothing: the process cannot be taken off the GPU before
+/// it is killed, and the message says so.
+#[test]
+fn a_locked_driver_that_fails_for_good_ends_the_job() {
+    let job = Job::steady("2");
+    let mut running = job.start();
+    for rule in [
+        "cuCheckpointProcessUnlock:1+=CUDA_ERROR_UNKNOWN",
+        "cuCheckpointProcessCheckpoint:1+=CUDA_ERROR_UNKNOWN;cuCheckpointProcessUnlock:2+=CUDA_ERROR_UNKNOWN",
+    ] {
+        running.checkpoint(&job.sandbox);
+        job.goes_on(&mut running);
+        job.pause(&mut running);
+        job.fail(rule);
+        let told_before = job.sandbox.read("job.err").len();
+        job.sandbox.call(["checkpoint"]);
+        assert_eq!(running.wait(), LAUNCHER_FAILED, "{rule}: {}", running.said());
+        let said = job.sandbox.read("job.err").split_off(told_before);
+        assert!(
+            said.contains("cuCheckpointProcessUnlock failed with")
+                && said.contains("its GPU state was lost")
+                && said.contains("is killed with its state on the GPU"),
+            "{rule}: {said}"
+        );
         job.disarm();
         job.remove("pause");
         running = job.resume();
@@ -388,12 +491,13 @@ fn a_driver_that_does_not_come_back_ends_the_job() {
 /// The same failures during a resume: the job ends, and the snapshot is unchanged.
 #[test]
 fn a_driver_that_fails_in_a_resume_ends_the_job() {
-    let job = Job::steady("2");
+    let job = Job::steady("2").with("SIMCUDA_KILL_RUINS", "1");
     let mut running = job.start();
-    running.checkpoint(&job.sandbox);
-    running.kill_everything();
+    running.signal(Signal::TERM);
+    assert_eq!(running.wait(), 75, "{}", running.said());
     for (call, error) in [
         ("cuCheckpointProcessRestore", "CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuCheckpointProcessUnlock", "CUDA_ERROR_UNKNOWN"),
         ("cuMemCreate", "CUDA_ERROR_UNKNOWN"),
         ("cuMemcpyHtoDAsync_v2", "CUDA_ERROR_UNKNOWN"),
     ] {
@@ -407,6 +511,24 @@ fn a_driver_that_fails_in_a_resume_ends_the_job() {
             "{said}"
         );
     }
+    job.disarm();
+    let mut again = job.resume();
+    job.ends_right(&mut again);
+}
+
+/// One of two processes is lost in a resume: the other one, which the driver has restored, is taken off its GPU too.
+#[test]
+fn a_resume_that_fails_in_one_process_takes_all_off_their_gpus() {
+    let job = Job::multicast("2").with("SIMCUDA_KILL_RUINS", "1");
+    let mut running = job.start();
+    running.signal(Signal::TERM);
+    assert_eq!(running.wait(), 75, "{}", running.said());
+    job.fail("cuMulticastCreate:1+=CUDA_ERROR_UNKNOWN");
+    let mut failed = job.start_with(&[], "");
+    assert_eq!(failed.wait(), LAUNCHER_FAILED, "{}", failed.said());
+    let said = failed.said();
+    assert!(said.contains("cuMulticastCreate failed with") && said.contains("is intact"), "{said}");
+    assert!(!said.contains("is killed with its state"), "{said}");
     job.disarm();
     let mut again = job.resume();
     job.ends_right(&mut again);
@@ -598,9 +720,11 @@ fn a_driver_that_hangs_or_crashes_in_a_checkpoint() {
     let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
     job.saves(&running);
-    for (call, action) in CYCLE.iter().flat_map(|call| [(call, "hang"), (call, "crash")]) {
+    // The first lock and the first unlock are those that wait for submitted work.
+    let calls = CYCLE.iter().map(|call| (call, 1)).chain([(&CYCLE[0], 2), (&CYCLE[3], 2)]);
+    for ((call, number), action) in calls.flat_map(|call| [(call, "hang"), (call, "crash")]) {
         job.goes_on(&mut running);
-        job.fail(&format!("{call}:1={action}"));
+        job.fail(&format!("{call}:{number}={action}"));
         assert_ne!(job.is_ended_by_a_checkpoint(&mut running), 0, "{call}={action}: {}", running.said());
         if action == "hang" {
             assert!(running.said().contains("--gpu-timeout"), "{call}: {}", running.said());
@@ -611,25 +735,31 @@ fn a_driver_that_hangs_or_crashes_in_a_checkpoint() {
     job.ends_right(&mut running);
 }
 
-/// The same for the first and the last of the other calls of each kind, with `--full` for all of them: either the job is
+/// The same for the first and the last of the other calls of each kind, without `--full` for some of these: either the job is
 /// ended, or it goes on. It never stands still, and the snapshot before is good.
 #[test]
 fn a_driver_that_hangs_in_any_call_of_a_checkpoint() {
     let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
     job.saves(&running);
+    // Each of the checkpoints below is the first one after a resume, too.
+    running.kill_everything();
+    running = job.resume();
     let calls = calls(&job, &mut running, "");
-    job.goes_on(&mut running);
-    let each = if is_full_run() { 1 } else { calls.len() / 3 };
-    for (index, name) in calls.iter().enumerate().step_by(each) {
-        if calls[..index].contains(name) && calls[index + 1..].contains(name) {
-            continue;
-        }
+    running.kill_everything();
+    running = job.resume();
+    let is_outer = |(index, name): &(usize, &String)| {
+        !calls[..*index].contains(name) || !calls[*index + 1..].contains(name)
+    };
+    let tried: Vec<_> = calls.iter().enumerate().filter(is_outer).collect();
+    let each = if is_full_run() { 1 } else { tried.len() / 4 };
+    for (index, name) in tried.into_iter().step_by(each) {
         job.pause(&mut running);
         let lines = job.lines();
         job.fail(&format!("*:{}=hang", index + 1));
         job.sandbox.call(["checkpoint"]);
         let hung = job.failed();
+        assert!(!hung.is_empty(), "call {index}, {name}, is not made: {}", running.said());
         job.remove("pause");
         job.disarm();
         until(&format!("an end after call {index}, {name}, of {hung:?}"), || {

@@ -523,30 +523,80 @@ fn managed_memory_is_refused_while_there_is_some() {
     GpuJob::in_c("managed.c").is_refused_until_private(reason);
 }
 
-/// Memory that is registered with another device must not be moved: the job is not taken off its GPU at all.
-#[test]
-fn memory_that_is_registered_is_not_moved() {
+/// A job that has one of those devices open or mapped (`how`), which is called `name` in a directory that stands for `/dev`.
+/// If only the agent is to find it, the launcher looks elsewhere.
+fn registered(name: &str, how: &str, is_for_agent: bool) -> GpuJob {
     let job = GpuJob::new(|gpu, sandbox| {
-        let mut command = gpu.command(gpu.compile(&cuda_program("registered.c"), sandbox.path()));
-        std::fs::create_dir(sandbox.path().join("dev")).expect("a directory");
-        std::fs::write(sandbox.path().join("dev/gdrdrv"), "").expect("a file");
-        command.arg(steps()).env("CKPT_TEST_DEVICES", format!("{}/dev/", sandbox.path().display()));
+        let program = gpu.compile(&cuda_program("registered.c"), sandbox.path());
+        let device = sandbox.path().join("dev").join(name);
+        std::fs::create_dir_all(device.parent().expect("a directory")).expect("a directory");
+        std::fs::write(&device, [0; 4096]).expect("a file");
+        let devices = format!("{}/dev/", sandbox.path().display());
+        let mut command = if is_for_agent {
+            let mut command = gpu.command("env");
+            command.arg(format!("CKPT_TEST_DEVICES={devices}")).arg(program);
+            command
+        } else {
+            let mut command = gpu.command(program);
+            command.env("CKPT_TEST_DEVICES", devices);
+            command
+        };
+        command.arg(steps()).arg(device).arg(how);
         command
     });
     job.slow_down();
+    job
+}
+
+/// A started job whose checkpoints are refused for this reason.
+fn is_refused_twice(job: &GpuJob, reason: &str) -> Running {
     let mut running = job.start();
     running.until_answering(&job.sandbox);
     job.until_more_lines(&mut running, 2);
     for _ in 0..2 {
         let refused = job.sandbox.call(["checkpoint"]);
         assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-        let reason = String::from_utf8_lossy(&refused.stderr);
-        assert!(
-            reason.contains("(registered), descriptor") && reason.contains("is GDRCopy's device"),
-            "{reason}"
-        );
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(said.contains("registered)") && said.contains(reason), "not {reason:?}: {said}");
         job.until_more_lines(&mut running, 2);
     }
+    running
+}
+
+/// Devices, what a message calls them, and what it says to do.
+const REGISTERING: [(&str, &str, &str); 4] = [
+    ("gdrdrv", "GDRCopy's device, with which memory of the GPU is registered", "NCCL_GDRCOPY_ENABLE=0"),
+    ("nvidia-fs3", "GPUDirect Storage's device", "cuFileDriverClose"),
+    ("infiniband/uverbs0", "an RDMA device", "NCCL_IB_DISABLE=1"),
+    ("nvidia-caps/nvidia-cap12", "an instance of a GPU in MIG mode", "nvidia-smi -mig 0"),
+];
+
+/// Each kind of device, by its descriptor and by its mapping alone. The launcher looks before the job is taken off its GPUs,
+/// and the agent behind the closed gate.
+#[test]
+fn each_device_that_memory_is_registered_with_is_found_by_launcher_and_agent() {
+    for (number, (name, what, remedy)) in REGISTERING.into_iter().enumerate() {
+        // Each of launcher and agent meets two kinds open and two mapped; that is one table for both.
+        for is_for_agent in [false, true] {
+            let how = if (number % 2 == 0) == is_for_agent { "open" } else { "mapped" };
+            let job = registered(name, how, is_for_agent);
+            let reason =
+                if is_for_agent { format!("it has a device {how}, {what}") } else { format!("is {what}") };
+            let mut running = is_refused_twice(&job, &reason);
+            assert!(running.said().contains(remedy), "{}", running.said());
+            std::fs::write(job.sandbox.path().join("private"), "").expect("a file");
+            job.until_more_lines(&mut running, 3);
+            running.checkpoint(&job.sandbox);
+            running.kill_everything();
+        }
+    }
+}
+
+/// Memory that is registered with another device must not be moved: the job is not taken off its GPU at all.
+#[test]
+fn memory_that_is_registered_is_not_moved() {
+    let job = registered("gdrdrv", "open", false);
+    let mut running = is_refused_twice(&job, "is GDRCopy's device");
     std::fs::write(job.sandbox.path().join("private"), "").expect("a file");
     job.until_more_lines(&mut running, 3);
     running.checkpoint(&job.sandbox);

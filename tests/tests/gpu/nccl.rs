@@ -75,6 +75,18 @@ fn ranks_share_the_memory_that_these_tests_are_about() {
     }
 }
 
+/// Each rank has a communicator of its own: nothing is shared, and there is no multicast object, which a checkpoint would
+/// have to take down.
+#[test]
+fn a_rank_alone_shares_nothing_and_survives() {
+    let mut job = ranks(1, AUTO);
+    job.program.env("NCCL_DEBUG", "INFO");
+    job.survives(few_kills());
+    let said = job.sandbox.read("job.err");
+    assert!(said.contains("simnccl: rank 0 of 1: "), "{said}");
+    assert!(!said.contains("multicast object"), "{said}");
+}
+
 #[test]
 fn two_ranks_over_sockets_survive() {
     ranks(2, SOCKETS).survives(few_kills());

@@ -380,23 +380,32 @@ impl Gpu for ProcessGpu {
     }
 
     fn release(&mut self, timeout: Duration) -> Result<(), DetachError> {
-        if phase() != Phase::Running || !self.has_restored {
+        if phase() == Phase::Detached || !self.has_restored {
             return Ok(());
         }
         check_devices()?;
         let deadline = Instant::now() + timeout;
-        close_between_captures(deadline)?;
-        enter(Phase::Lost);
-        self.borrow_context(deadline)?;
-        self.drain(deadline)?;
-        self.unpin_unused();
-        host_access::withhold()?;
-        multicast::release()?;
-        // What is left on the device would be copied to host memory by the driver.
-        let ids: Vec<Id> = registry().allocations.keys().copied().collect();
-        offload::release(&ids)?;
-        self.driver.lock(deadline)?;
-        self.driver.checkpoint(deadline)
+        // The gate of a process that is lost is closed.
+        let is_lost = phase() == Phase::Lost;
+        if !is_lost {
+            close_between_captures(deadline)?;
+            enter(Phase::Lost);
+        }
+        if self.driver == DriverState::Running {
+            self.borrow_context(deadline)?;
+            self.drain(deadline)?;
+            self.unpin_unused();
+            let released = release_memory();
+            // What a lost process has not got back cannot be released, and the driver takes the rest away.
+            if !is_lost {
+                released?;
+            }
+            self.driver.lock(deadline)?;
+        }
+        match self.driver {
+            DriverState::Locked => self.driver.checkpoint(deadline),
+            _ => Ok(()),
+        }
     }
 
     fn undo(&mut self, link: &mut dyn Link) -> Result<(), AttachError> {
@@ -576,6 +585,8 @@ impl ProcessGpu {
             false => self.capture(report)?,
         }
         faults::hit("detach-captured");
+        // The program's threads may have opened one meanwhile. Once the memory is gone they cannot register it.
+        check_devices()?;
         report.times.capture_s = begun.elapsed().as_secs_f64();
         let begun = Instant::now();
         let ids = transfer::leaving(self.mirror.as_ref().map_or(0, PinnedMirror::bytes));
@@ -666,8 +677,9 @@ impl ProcessGpu {
         link: &mut dyn Link,
     ) -> Result<u64, AttachError> {
         let was_checkpointed = self.driver == DriverState::Checkpointed;
-        self.driver.bring_back(&gpus::pairs(pairs)?)?;
-        self.has_restored |= was_checkpointed;
+        let brought_back = self.driver.bring_back(&gpus::pairs(pairs)?);
+        self.has_restored |= was_checkpointed && self.driver != DriverState::Checkpointed;
+        brought_back?;
         self.borrowed = None;
         relax();
         offload::unpark(link);
@@ -723,6 +735,14 @@ impl ProcessGpu {
             _ => Err(AttachError::MirrorMissing),
         }
     }
+}
+
+/// Releases all memory on the devices, as far as that succeeds: the driver would copy it to host memory.
+fn release_memory() -> Result<(), DetachError> {
+    let withheld = host_access::withhold().map_err(DetachError::from);
+    let is_down = multicast::release().map_err(DetachError::from);
+    let ids: Vec<Id> = registry().allocations.keys().copied().collect();
+    withheld.and(is_down).and(offload::release(&ids).map_err(DetachError::from))
 }
 
 /// Tells the launcher that the attempt fails, if others wait for this process to come back while it waits for them.

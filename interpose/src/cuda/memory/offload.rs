@@ -122,8 +122,8 @@ pub(crate) fn release(ids: &[Id]) -> Result<(), DriverError> {
             let Some(allocation) = registry.allocations.get(id).filter(|one| one.handle != 0) else {
                 continue;
             };
-            let ranges: Vec<_> =
-                allocation.mappings.iter().map(|mapping| (mapping.address, mapping.bytes)).collect();
+            let mapped = allocation.mappings.iter().filter(|mapping| mapping.is_mapped);
+            let ranges: Vec<_> = mapped.map(|mapping| (mapping.address, mapping.bytes)).collect();
             (allocation.handle, ranges)
         };
         for (address, bytes) in mappings {
