@@ -315,7 +315,10 @@ impl Coordinator {
         let is_open = !incomplete.is_empty();
         for (id, rank) in self.ranks.iter_mut().filter(|(_, rank)| rank.report.is_some()) {
             let targets = of_ranks.remove(id).unwrap_or_default();
-            if rank.targets == targets && rank.is_open == is_open {
+            // A rank with communicators has to know that its targets are none.
+            let is_untold =
+                rank.version == 0 && rank.report.as_ref().is_some_and(|report| !report.members.is_empty());
+            if rank.targets == targets && rank.is_open == is_open && !is_untold {
                 continue;
             }
             rank.version += 1;

@@ -32,6 +32,12 @@ impl Attempt {
         }
     }
 
+    /// The rank has left a communicator: what it lacks there is not waited for. Steps that lie before it would begin otherwise,
+    /// also when the cut has been reached.
+    pub(crate) fn forget(&mut self, members: &[Member]) {
+        self.targets.retain(|member, _| !members.contains(member));
+    }
+
     /// Whether a step that begins now has to park: all targets are met. If one is not, the step may lie before the one
     /// that is missing, so it has to be taken, even beyond its own targets.
     pub(crate) fn parks(&self, sequence_of: impl Fn(Member) -> u64) -> bool {

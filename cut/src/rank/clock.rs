@@ -148,14 +148,18 @@ impl Clock {
     /// no longer matter for a cut.
     pub fn retire(&self, entry: &Entry) {
         let mut shared = self.lock();
-        shared.entries.retain(|member, other| match other.role {
-            Role::Communicator { .. } => *member != entry.member,
+        let is_of = |(member, other): (&Member, &Arc<Entry>)| match other.role {
+            Role::Communicator { .. } => *member == entry.member,
             Role::Pair { of, from, to } => {
                 let index = if member.index == 0 { from } else { to };
-                Member { communicator: of, index } != entry.member
+                Member { communicator: of, index } == entry.member
             }
-        });
-        let is_pending = shared.attempt.is_some();
+        };
+        let gone: Vec<_> =
+            shared.entries.iter().filter(|one| is_of(*one)).map(|(member, _)| *member).collect();
+        shared.entries.retain(|member, _| !gone.contains(member));
+        let attempt = shared.attempt.as_mut();
+        let is_pending = attempt.map(|attempt| attempt.forget(&gone)).is_some();
         drop(shared);
         if is_pending {
             (self.wake)();

@@ -1,4 +1,4 @@
-//! Every way in which the threads of one rank can run, and every value that the memory model lets them read: loom runs
+//! Every way in which the threads of one rank can run with up to three preemptions, and every value that the memory model lets them read: loom runs
 //! the code of `clock.rs`.
 
 mod sync {
@@ -122,6 +122,27 @@ fn a_rank_runs_on_until_its_targets_are_met() {
         rank.clock.follow(Order::Release);
         stepper.join().expect("the stepper");
         assert_eq!([rank.entries[0].sequence(), rank.entries[1].sequence()], [2, 1]);
+    });
+}
+
+/// A communicator of a rank that stands at its targets is aborted, by another thread than the one that is parked: that
+/// begins no step on another one.
+#[test]
+fn a_rank_that_leaves_a_communicator_begins_nothing() {
+    check(|| {
+        let rank = Rank::new(2);
+        drop(rank.clock.begin(&[(&*rank.entries[0], 1)], 0));
+        rank.clock.follow(Order::Count { attempt: 1 });
+        rank.clock.follow(reach(1, &[(0, 1)]));
+        let stepper = {
+            let rank = Arc::clone(&rank);
+            thread::spawn(move || drop(rank.clock.begin(&[(&*rank.entries[1], 1)], 0)))
+        };
+        rank.clock.retire(&rank.entries[0]);
+        assert_eq!(sequences(&rank.idle_report()), [0], "a step began although the targets were met");
+        rank.clock.follow(Order::Release);
+        stepper.join().expect("the stepper");
+        assert_eq!(rank.entries[1].sequence(), 1);
     });
 }
 

@@ -26,6 +26,8 @@ pub enum What {
     /// The end of a communicator. It waits for all that the rank has enqueued on it; whether it also waits until all
     /// ranks have begun it.
     Destroy(usize, bool),
+    /// The end of a communicator that is no step: ncclCommAbort. The rank makes it when its work there is complete.
+    Abort(usize),
     /// The rank waits for all that it has enqueued.
     Synchronize,
     /// On the host, the second rank waits for the first.
@@ -118,7 +120,13 @@ impl Builder {
                 let ranks = self.program.ranks_of(&on);
                 self.push(What::Launch(graph, on), ranks);
             }
-            10 if kinds.changes && communicator != 0 => self.destroy(communicator, second % 2 == 0),
+            10 if kinds.changes && communicator != 0 => {
+                let end = match second % 4 {
+                    0 => What::Abort(communicator),
+                    how => What::Destroy(communicator, how == 1),
+                };
+                self.end(communicator, end);
+            }
             11 => self.push(What::Synchronize, vec![first % ranks]),
             0..=2 | 12 if kinds.waits => self.wait(first % ranks, second % ranks, second / 64 % ranks),
             _ => self.enqueue(vec![(On::Communicator(communicator), 1)]),
@@ -211,9 +219,9 @@ impl Builder {
         self.graphs.push(on);
     }
 
-    fn destroy(&mut self, communicator: usize, blocks: bool) {
+    fn end(&mut self, communicator: usize, end: What) {
         let ranks = self.program.communicators[communicator].clone();
-        self.push(What::Destroy(communicator, blocks), ranks);
+        self.push(end, ranks);
         self.live.retain(|live| *live != communicator);
         let graphs = &self.graphs;
         let uses = |graph: &usize| graphs[*graph].iter().any(|(on, _)| on.communicator() == communicator);
@@ -239,7 +247,9 @@ impl What {
     /// Whether it is done on a communicator.
     pub fn is_on(&self, communicator: usize) -> bool {
         match self {
-            Self::Create(one) | Self::Split(one, _) | Self::Destroy(one, _) => *one == communicator,
+            Self::Create(one) | Self::Split(one, _) | Self::Destroy(one, _) | Self::Abort(one) => {
+                *one == communicator
+            }
             Self::Enqueue(on) | Self::Capture(_, on) | Self::Launch(_, on) => {
                 on.iter().any(|(on, _)| on.communicator() == communicator)
             }
@@ -249,7 +259,7 @@ impl What {
 
     /// Whether all its ranks have to begin it.
     pub fn is_common(&self) -> bool {
-        !matches!(self, Self::Synchronize | Self::Wait | Self::Destroy(_, false))
+        !matches!(self, Self::Synchronize | Self::Wait | Self::Destroy(_, false) | Self::Abort(_))
     }
 }
 

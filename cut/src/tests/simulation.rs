@@ -530,6 +530,12 @@ impl<'a> World<'a> {
                     return Ok(false);
                 }
             }
+            What::Abort(communicator) => {
+                if !self.is_complete_on(rank, communicator) {
+                    return Ok(false);
+                }
+                self.retire(rank, communicator);
+            }
             _ => return self.begin(rank, index),
         }
         self.begun[index].insert(rank);
@@ -542,6 +548,18 @@ impl<'a> World<'a> {
         let mine = self.program.of_rank[rank][..self.ranks[rank].done].iter();
         let is_common = |index: &&usize| self.program.operations[**index].what.is_common();
         mine.filter(is_common).all(|index| self.is_begun_by_all(*index))
+    }
+
+    /// Whether that is so of a communicator.
+    fn is_complete_on(&self, rank: usize, communicator: usize) -> bool {
+        let before = &self.program.of_rank[rank][..self.ranks[rank].done];
+        let is_on = |index: &&usize| self.program.operations[**index].what.is_on(communicator);
+        before.iter().filter(is_on).all(|index| self.is_begun_by_all(*index))
+    }
+
+    fn retire(&mut self, rank: usize, communicator: usize) {
+        let entry = self.ranks[rank].communicators.remove(&communicator).expect("a communicator");
+        self.clocks[rank].retire(&entry);
     }
 
     fn is_begun_by_all(&self, index: usize) -> bool {
@@ -633,7 +651,7 @@ impl<'a> World<'a> {
                 vec![(On::Communicator(*communicator), 1)]
             }
             What::Enqueue(on) | What::Capture(_, on) | What::Launch(_, on) => on.clone(),
-            What::Synchronize | What::Wait => Vec::new(),
+            What::Synchronize | What::Wait | What::Abort(_) => Vec::new(),
         };
         let counts = match self.program.operations[index].what {
             What::Launch(graph, _) => self.ranks[rank].graphs[&graph].clone(),
@@ -677,12 +695,10 @@ impl<'a> World<'a> {
         if blocks && !self.is_begun_by_all(index) {
             return false;
         }
-        if let What::Destroy(communicator, _) = operation.what {
-            let before = &self.program.of_rank[rank][..self.ranks[rank].done];
-            let is_on = |index: &&usize| self.program.operations[**index].what.is_on(communicator);
-            if !before.iter().filter(is_on).all(|index| self.is_begun_by_all(*index)) {
-                return false;
-            }
+        if let What::Destroy(communicator, _) = operation.what
+            && !self.is_complete_on(rank, communicator)
+        {
+            return false;
         }
         match &operation.what {
             What::Create(communicator) => self.ranks[rank].communicators[communicator].created(),
@@ -691,10 +707,7 @@ impl<'a> World<'a> {
                     self.register(rank, *part, None);
                 }
             }
-            What::Destroy(communicator, _) => {
-                let entry = self.ranks[rank].communicators.remove(communicator).expect("a communicator");
-                self.clocks[rank].retire(&entry);
-            }
+            What::Destroy(communicator, _) => self.retire(rank, *communicator),
             _ => {}
         }
         self.ranks[rank].in_call = None;

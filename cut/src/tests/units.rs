@@ -55,6 +55,20 @@ fn a_job_without_communicators_is_cut_at_once() {
     assert_eq!(*coordinator.state(), State::Idle);
 }
 
+/// It has split off a communicator, destroyed its parent, and used neither since.
+#[test]
+fn a_rank_whose_communicators_have_no_steps_is_told_that_it_stands_at_the_cut() {
+    let part = Name(2);
+    let mut coordinator = coordinator(2);
+    coordinator.request(seconds(0));
+    coordinator.receive(RankId(0), report(1, 0, vec![member(part, 0, 0)]));
+    coordinator.receive(RankId(1), report(1, 0, Vec::new()));
+    assert_eq!(coordinator.take_orders().last(), Some(&(RankId(0), reach(1, 1, Vec::new()))));
+    assert_eq!(*coordinator.state(), State::Reaching);
+    coordinator.receive(RankId(0), report(1, 1, vec![member(part, 0, 0)]));
+    assert_eq!(*coordinator.state(), State::Cut);
+}
+
 #[test]
 fn targets_are_the_furthest_sequences_and_a_raise_has_the_next_version() {
     let world = Name(1);

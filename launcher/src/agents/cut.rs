@@ -110,7 +110,8 @@ impl Cut {
     /// An agent that supports the cut has registered; `is_back` if it had been away.
     pub(super) fn join(&mut self, connection: u64, name: String, is_back: bool) {
         self.ranks.insert(connection, name.clone());
-        if is_back && self.hold.is_none() {
+        // Also after a failure, of which the rank has not heard.
+        if is_back && (self.hold.is_none() || self.has_failed) {
             self.orders.push_back((connection, Order::Release));
         }
         self.tell(FromLauncher::Joined { rank: NamedRank { connection, name } });

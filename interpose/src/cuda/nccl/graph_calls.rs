@@ -72,7 +72,7 @@ unsafe fn added(
         && !node.phGraph_out.is_null()
     {
         // SAFETY: the driver has made an array of as many bodies.
-        graphs::add_bodies(unsafe {
+        graphs::add_bodies(graph, unsafe {
             std::slice::from_raw_parts(node.phGraph_out.cast(), node.size as usize)
         });
     }

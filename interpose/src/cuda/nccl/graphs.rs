@@ -6,7 +6,7 @@
 //!
 //! The GPU decides how often it launches the body of a conditional node. A process with calls in one cannot be saved.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -33,8 +33,8 @@ pub(super) struct Graphs {
     captures: BTreeMap<u64, Counts>,
     of_graphs: BTreeMap<usize, Counts>,
     of_executables: BTreeMap<usize, Arc<Counts>>,
-    /// The bodies of conditional nodes.
-    bodies: BTreeSet<usize>,
+    /// The bodies of conditional nodes, with the graphs that have these nodes.
+    bodies: BTreeMap<usize, usize>,
 }
 
 impl Graphs {
@@ -43,13 +43,27 @@ impl Graphs {
             captures: BTreeMap::new(),
             of_graphs: BTreeMap::new(),
             of_executables: BTreeMap::new(),
-            bodies: BTreeSet::new(),
+            bodies: BTreeMap::new(),
         }
     }
 
     /// Whether a conditional node launches calls.
     pub fn has_calls_in_bodies(&self) -> bool {
-        self.bodies.iter().any(|body| self.of_graphs.contains_key(body))
+        self.bodies.keys().any(|body| self.of_graphs.contains_key(body))
+    }
+
+    /// Removes the bodies that end with a graph, as far as they have no calls, and returns them: their handles may become
+    /// those of other graphs. One with calls stays, since an executable graph may have it.
+    fn take_bodies_of(&mut self, graph: usize) -> Vec<(usize, usize)> {
+        let is_its = |(body, parent): &(usize, usize)| *parent == graph && !self.of_graphs.contains_key(body);
+        let bodies = self.bodies.iter().map(|(body, parent)| (*body, *parent));
+        let mut taken: Vec<_> = bodies.filter(is_its).collect();
+        self.bodies.retain(|body, parent| !taken.contains(&(*body, *parent)));
+        for index in 0..taken.len() {
+            let (body, _) = taken[index];
+            taken.extend(self.take_bodies_of(body));
+        }
+        taken
     }
 }
 
@@ -58,6 +72,8 @@ static RECORDINGS: AtomicUsize = AtomicUsize::new(0);
 /// Whether there has ever been a graph, or an executable one, with calls.
 static HAS_GRAPHS: AtomicBool = AtomicBool::new(false);
 static HAS_EXECUTABLES: AtomicBool = AtomicBool::new(false);
+/// Whether there has ever been a conditional node.
+static HAS_BODIES: AtomicBool = AtomicBool::new(false);
 
 /// Changes whenever an executable graph may have other calls: threads keep what they have looked up.
 pub(super) static GENERATION: AtomicU64 = AtomicU64::new(0);
@@ -99,10 +115,12 @@ pub(crate) fn captured(recording: &Recording, graph: CUgraph) {
     }
 }
 
-/// A conditional node has these bodies.
-pub(super) fn add_bodies(bodies: &[CUgraph]) {
+/// A conditional node of a graph has these bodies.
+pub(super) fn add_bodies(graph: CUgraph, bodies: &[CUgraph]) {
     if !bodies.is_empty() {
-        ranks().graphs.lock().bodies.extend(bodies.iter().map(|body| *body as usize));
+        let bodies = bodies.iter().map(|body| (*body as usize, graph as usize));
+        ranks().graphs.lock().bodies.extend(bodies);
+        HAS_BODIES.store(true, Release);
     }
 }
 
@@ -227,13 +245,18 @@ pub(super) fn destroy_executable(executable: CUgraphExec, destroy: impl FnOnce()
 
 /// As [`destroy_executable`], for a graph.
 pub(super) fn destroy_graph(graph: CUgraph, destroy: impl FnOnce() -> CUresult) -> CUresult {
-    if !HAS_GRAPHS.load(Acquire) {
+    if !HAS_GRAPHS.load(Acquire) && !HAS_BODIES.load(Acquire) {
         return destroy();
     }
-    let known = ranks().graphs.lock().of_graphs.remove(&(graph as usize));
+    let (known, bodies) = {
+        let mut graphs = ranks().graphs.lock();
+        (graphs.of_graphs.remove(&(graph as usize)), graphs.take_bodies_of(graph as usize))
+    };
     let result = destroy();
-    if let Some(counts) = known.filter(|_| result != SUCCESS) {
-        ranks().graphs.lock().of_graphs.insert(graph as usize, counts);
+    if result != SUCCESS {
+        let mut graphs = ranks().graphs.lock();
+        graphs.of_graphs.extend(known.map(|counts| (graph as usize, counts)));
+        graphs.bodies.extend(bodies);
     }
     result
 }
@@ -248,11 +271,26 @@ mod tests {
     fn calls_in_the_body_of_a_conditional_node_are_an_obstacle() {
         let mut graphs = Graphs::new();
         let (body, other) = (8, 16);
-        graphs.bodies.insert(body);
+        graphs.bodies.insert(body, 24);
         graphs.of_graphs.insert(other, Counts::default());
         assert!(!graphs.has_calls_in_bodies());
         graphs.of_graphs.insert(body, Counts::default());
         assert!(graphs.has_calls_in_bodies());
+    }
+
+    /// Another graph may get the handle of a body that has ended with the graph of its node.
+    #[test]
+    fn bodies_without_calls_end_with_their_graphs() {
+        let mut graphs = Graphs::new();
+        let (graph, body, inner, with_calls, other) = (8, 16, 24, 32, 40);
+        graphs.bodies.extend([(body, graph), (inner, body), (with_calls, graph), (48, other)]);
+        graphs.of_graphs.insert(with_calls, Counts::default());
+        assert_eq!(graphs.take_bodies_of(graph), [(body, graph), (inner, body)]);
+        assert_eq!(graphs.bodies, BTreeMap::from([(with_calls, graph), (48, other)]));
+        graphs.of_graphs.insert(body, Counts::default());
+        assert!(graphs.has_calls_in_bodies(), "those that an executable graph may have");
+        graphs.of_graphs.remove(&with_calls);
+        assert!(!graphs.has_calls_in_bodies());
     }
 
     #[test]

@@ -424,6 +424,33 @@ fn a_process_that_detaches_late_returns_before_the_cut() {
     });
 }
 
+/// The cut fails before that process is back: it is released when it returns, with the others.
+#[test]
+fn a_process_that_returns_after_a_failed_cut_is_released() {
+    let (_directory, path, agents) = listen(None);
+    let [other, late] = ranks(&agents, &path);
+    let refused = thread::spawn(move || {
+        expect_quiesce(&other, 1);
+        send(&other, &FromAgent::Failed { attempt: 1, reason: "managed memory".into(), is_lost: false });
+        other
+    });
+    assert!(matches!(agents.quiesce(1, SHORT), Err(QuiesceError::Refused { .. })));
+    let other = refused.join().expect("an agent");
+    expect_quiesce(&late, 1);
+    thread::scope(|scope| {
+        // Ends by its limit: the process that is away keeps the launcher from closing.
+        let reaching = scope.spawn(|| agents.reach_cut(SHORT, None, NEVER).map(drop));
+        [&other, &late].into_iter().for_each(|rank| expect_count(rank, 1));
+        send(&late, &FromAgent::Quiesced { attempt: 1, gpu: None });
+        drop(late);
+        until_count(&agents, 1);
+        tell(&other, without_communicators(1));
+        assert!(reaching.join().expect("no panic").is_err());
+        let late = return_rank(&path, 2);
+        [&other, &late].into_iter().for_each(expect_release);
+    });
+}
+
 type Take = Arc<dyn Fn(ToLauncher) + Send + Sync>;
 type Takes = Arc<parking_lot::Mutex<BTreeMap<u32, Take>>>;
 
