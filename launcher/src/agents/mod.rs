@@ -380,6 +380,16 @@ impl Agents {
         Ok(())
     }
 
+    /// A process that had GPU state and has ended since it was detached. Others may have its device memory, and a snapshot
+    /// without it could not be resumed. Its failure is noted: nobody else may hear of it.
+    pub fn ended_while_away(&self, away: &Quiesced) -> Option<Process> {
+        let ended: Vec<_> = away.ended().collect();
+        for one in &ended {
+            self.shared.note_failure(Some(one.process.clone()), &one.handle);
+        }
+        ended.first().map(|one| one.process.clone())
+    }
+
     /// Waits until every detached process has returned, exited, or executed another program.
     ///
     /// For processes that were killed after the dump and restored by this same launcher, `quiesced` has to be made by

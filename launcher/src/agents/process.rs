@@ -99,6 +99,12 @@ impl Quiesced {
         self.detached.iter().map(|one| &one.process)
     }
 
+    /// The processes that had GPU state and have ended since, or executed another program.
+    pub(super) fn ended(&self) -> impl Iterator<Item = &DetachedProcess> {
+        let had_state = |one: &&DetachedProcess| self.gpu.iter().any(|state| state.process == one.process);
+        self.detached.iter().filter(had_state).filter(|one| one.handle.has_ended())
+    }
+
     /// The GPU state of those processes that had any.
     pub fn gpu(&self) -> &[GpuState] {
         &self.gpu

@@ -353,7 +353,7 @@ impl Shared {
     }
 
     /// Notes how a process with device memory has ended, if that was a failure.
-    fn note_failure(&self, process: Option<Process>, handle: &ProcessHandle) {
+    pub(super) fn note_failure(&self, process: Option<Process>, handle: &ProcessHandle) {
         let code = handle.exit_status().map_or(0, exit_code);
         if let Some(Process { pid: Some(pid), exe, .. }) = process.filter(|_| code != 0) {
             let name = exe.rsplit('/').next().unwrap_or_default().to_owned();

@@ -120,13 +120,21 @@ struct Stages<'a> {
     state: DescriptorState,
     /// Since its last stage.
     frozen: Option<Frozen>,
-    /// Messages that a resume would lose, if the dump was refused for them.
-    unreceived: Option<String>,
+    /// What a resume would lack, if the dump was refused for that.
+    refusal: Option<String>,
+    /// The agents, and the processes that have detached.
+    away: Option<(&'a Agents, &'a Quiesced)>,
     phases: MeasuredPhases,
 }
 
 impl<'a> Stages<'a> {
-    fn new(images: &'a StagedDir, shm: &'a StagedDir, criu_pid: i32, deadline: Instant) -> Self {
+    fn new(
+        images: &'a StagedDir,
+        shm: &'a StagedDir,
+        criu_pid: i32,
+        deadline: Instant,
+        away: Option<(&'a Agents, &'a Quiesced)>,
+    ) -> Self {
         Self {
             images,
             shm,
@@ -134,7 +142,8 @@ impl<'a> Stages<'a> {
             deadline,
             state: DescriptorState::default(),
             frozen: None,
-            unreceived: None,
+            refusal: None,
+            away,
             phases: MeasuredPhases::default(),
         }
     }
@@ -192,7 +201,7 @@ impl Attempt<'_> {
                 Err(DumpError::Session(error)) => error,
             };
             self.remove_failed(staging, &name, &names);
-            let mut may_help = matches!(error, SessionError::Failed(_) | SessionError::Unreceived(_));
+            let mut may_help = matches!(error, SessionError::Failed(_) | SessionError::Refused(_));
             if let Some(precopied) = precopied.take() {
                 // The copies may be the reason: the next try is without them.
                 precopied.discard(staging);
@@ -263,7 +272,8 @@ impl Attempt<'_> {
     ) -> Result<Dumped, DumpError> {
         let Some(agents) = &self.parts.job.agents else {
             let deadline = Instant::now() + self.freeze_timeout;
-            return Ok(self.dump(id, staging, work, (tries, precopied), deadline, outputs.files)?);
+            let tried = (tries, precopied);
+            return Ok(self.dump(id, staging, work, tried, deadline, outputs.files, None)?);
         };
         agents.set_continues_after_dump(self.after_dump == AfterDump::KeepRunning);
         let called = Instant::now();
@@ -276,7 +286,8 @@ impl Attempt<'_> {
         let left = deadline.saturating_duration_since(detaching);
         let away = self.detach(agents, left, outputs.storing)?;
         let detach = detaching.elapsed();
-        let result = self.dump(id, staging, work, (tries, precopied), deadline, outputs.files);
+        let (tried, gone) = ((tries, precopied), Some((agents, &away)));
+        let result = self.dump(id, staging, work, tried, deadline, outputs.files, gone);
         let attaching = Instant::now();
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
             self.call_back(agents, &away);
@@ -355,6 +366,7 @@ impl Attempt<'_> {
         (tries, precopied): (u32, Option<&Precopied>),
         deadline: Instant,
         files: &mut Capture,
+        away: Option<(&Agents, &Quiesced)>,
     ) -> Result<Dumped, SessionError> {
         let images = staging.subdir(&format!("images-{id}-{tries}"))?;
         let shm = staging.subdir(&format!("shm-{id}-{tries}"))?;
@@ -367,14 +379,14 @@ impl Attempt<'_> {
         let parent_img = precopied.map(Precopied::parent);
         let options = Options { track_mem: parent_img.as_ref().map(|_| true), parent_img, ..options };
         let criu_pid = session.process().pid;
-        let mut stages = Stages::new(&images, &shm, criu_pid, deadline);
+        let mut stages = Stages::new(&images, &shm, criu_pid, deadline, away);
         stages.phases.precopy = seconds(precopied.map_or(0.0, Precopied::stall_s));
         let result = session.dump(options, deadline, &mut |stage| self.at_stage(stage, files, &mut stages));
-        let Stages { frozen, unreceived, phases, .. } = stages;
+        let Stages { frozen, refusal, phases, .. } = stages;
         if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
             self.kill_late_criu(criu_pid);
         }
-        result.map_err(|error| unreceived.map_or(error, SessionError::Unreceived))?;
+        result.map_err(|error| refusal.map_or(error, SessionError::Refused))?;
         let frozen =
             frozen.ok_or_else(|| SessionError::Stage("CRIU did not stop at its last stage".to_owned()))?;
         if let AfterDump::End(_) = self.after_dump {
@@ -412,11 +424,12 @@ impl Attempt<'_> {
             stages.phases.record = begun.elapsed();
         }
         if stage == "post-dump" {
-            let Stages { images, shm, deadline, state, unreceived, phases, .. } = stages;
-            self.refuse_lost_messages(images, &state.queues, unreceived)?;
+            let Stages { images, shm, deadline, state, refusal, away, phases, .. } = stages;
+            refuse_ended(*away, refusal)?;
+            self.refuse_lost_messages(images, &state.queues, refusal)?;
             let descriptors =
                 Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
-            self.refuse_lost_data(&descriptors, unreceived)?;
+            self.refuse_lost_data(&descriptors, refusal)?;
             let ghosts = Descriptors::ghosts(&|name| images.read(name)).map_err(|error| error.to_string())?;
             links::check_ghosts(&ghosts, &self.root())?;
             files.touch(tracking::next(&self.parts.job.namespace, files.next_record()));
@@ -555,12 +568,12 @@ impl Attempt<'_> {
     }
 
     /// Adds the messages of length zero that CRIU leaves out. Those that cannot be added refuse the dump, with the reason
-    /// in `unreceived` too.
+    /// in `refusal` too.
     fn add_empty_messages(
         &self,
         images: &StagedDir,
         queues: &[PeekedQueue],
-        unreceived: &mut Option<String>,
+        refusal: &mut Option<String>,
     ) -> Result<(), String> {
         match with_empty_messages(&|name| images.read(name), queues) {
             Ok(None) => Ok(()),
@@ -569,28 +582,28 @@ impl Attempt<'_> {
                 written.map_err(|error| format!("cannot add messages to CRIU's sk-queues.img: {error}"))
             }
             Err(EmptyMessagesError::Lost(sockets)) => {
-                Err(unreceived.insert(diagnose::empty_messages(&self.proc(), &sockets)).clone())
+                Err(refusal.insert(diagnose::empty_messages(&self.proc(), &sockets)).clone())
             }
             Err(error) => Err(error.to_string()),
         }
     }
 
-    /// Refuses a dump of messages that a resume would lose, with the reason in `unreceived` too. `empty` are queues with
+    /// Refuses a dump of messages that a resume would lose, with the reason in `refusal` too. `empty` are queues with
     /// messages of length zero.
     fn refuse_lost_messages(
         &self,
         images: &StagedDir,
         empty: &[PeekedQueue],
-        unreceived: &mut Option<String>,
+        refusal: &mut Option<String>,
     ) -> Result<(), String> {
-        self.add_empty_messages(images, empty, unreceived)?;
+        self.add_empty_messages(images, empty, refusal)?;
         let queues = UnixQueues::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
         let lost = queues.lost();
         // A test of resumes has the checkpoint of an older version, which did not look.
         if lost.is_empty() || faults::hit("lost-messages").is_err() {
             return Ok(());
         }
-        Err(unreceived.insert(diagnose::unreceived(&self.proc(), &lost)).clone())
+        Err(refusal.insert(diagnose::unreceived(&self.proc(), &lost)).clone())
     }
 
     /// Refuses a dump without data that is on its way to a process of the job: the other end, mostly another process of the job,
@@ -598,7 +611,7 @@ impl Attempt<'_> {
     fn refuse_lost_data(
         &self,
         descriptors: &Descriptors,
-        unreceived: &mut Option<String>,
+        refusal: &mut Option<String>,
     ) -> Result<(), String> {
         let init_pid = self.parts.job.namespace.init_pid();
         let closing = sockets::closing(init_pid, &descriptors.tcp_connections)
@@ -609,7 +622,7 @@ impl Attempt<'_> {
             socket.local.to_canonical(),
             socket.port
         );
-        Err(unreceived.insert(why).clone())
+        Err(refusal.insert(why).clone())
     }
 
     /// Records what CRIU does not save, while the job is frozen. `descriptors` are those of the images, `state` is what those
@@ -726,6 +739,16 @@ pub(super) fn frozen_s(work: &StagedDir) -> Result<f64, SessionError> {
     let frozen_us = Descriptors::frozen_us(&|name| work.read(name))
         .map_err(|error| SessionError::Stage(error.to_string()))?;
     Ok(Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64())
+}
+
+/// Refuses a dump without a process that had GPU state when it was detached, with the reason in `refusal` too. The job is
+/// frozen by now.
+fn refuse_ended(away: Option<(&Agents, &Quiesced)>, refusal: &mut Option<String>) -> Result<(), String> {
+    let ended = away.and_then(|(agents, away)| agents.ended_while_away(away));
+    let Some(process) = ended else { return Ok(()) };
+    let why =
+        format!("{process} has ended while the job was being saved, and others may have its device memory");
+    Err(refusal.insert(why).clone())
 }
 
 /// A duration that CRIU has measured.

@@ -33,9 +33,9 @@ pub enum SessionError {
     /// The launcher's work at one of CRIU's stages failed, so CRIU was told to abort.
     #[error("{0}")]
     Stage(String),
-    /// A resume would lose messages between processes of the job, which may be received by the next try.
+    /// A resume would lack something, which it may not with the next try: a message between processes, a process.
     #[error("{0}")]
-    Unreceived(String),
+    Refused(String),
     /// The socket failed.
     #[error("cannot communicate with CRIU: {0}")]
     Io(#[from] io::Error),

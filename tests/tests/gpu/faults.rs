@@ -6,7 +6,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use crate::faulty_job::Job;
-use ckpt_run_tests::gpu::cuda_program;
+use ckpt_run_tests::gpu::{cuda_program, succeed};
 use ckpt_run_tests::{Running, is_full_run, processes, until};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -514,6 +514,31 @@ fn a_driver_that_fails_in_a_resume_ends_the_job() {
     job.disarm();
     let mut again = job.resume();
     job.ends_right(&mut again);
+}
+
+/// The owner of shared memory is killed when all processes are off their GPU and before they are dumped. Its parent has
+/// waited for it, so that nothing of it is in the dump. A snapshot of the other one could not be resumed.
+#[test]
+fn a_process_that_is_killed_while_it_is_away_spoils_no_snapshot() {
+    let job = Job::new("orphaned.c", &["150"]);
+    job.touch("slow");
+    job.touch("linger");
+    let mut running = job.start_with_fault("dump-pre-dump@2=kill-rank");
+    let sound = running.checkpoint(&job.sandbox);
+    job.goes_on(&mut running);
+    job.is_refused(&running, "which has freed it or ended");
+    let said = running.said();
+    assert!(said.contains("one of them has failed: status 0x9"), "{said}");
+    job.remove("linger");
+    assert_eq!(running.wait(), 1, "{}", running.said());
+    assert_eq!(job.sandbox.snapshots(), [sound]);
+    job.remove("slow");
+    let mut running = job.start_with(&[], "");
+    assert_eq!(running.wait(), 0, "{}", running.said());
+    assert!(running.said().contains("resumed from snapshot"), "{}", running.said());
+    let mut unbroken = job.gpu.command(&job.program[0]);
+    unbroken.args(&job.program[1..]).current_dir("/");
+    assert_eq!(job.sandbox.read("job.out"), succeed(unbroken));
 }
 
 /// One of two processes is lost in a resume: the other one, which the driver has restored, is taken off its GPU too.

@@ -239,7 +239,7 @@ fn of_criu_and_namespaces() {
         SessionError::Withdrawn => SessionError::Withdrawn, "not wanted";
         SessionError::Died => SessionError::Died, "CRIU";
         SessionError::Failed(_) => SessionError::Failed(Some(text("no such PID"))), "no such PID";
-        SessionError::Unreceived(_) => SessionError::Unreceived(text("process 7 (python3)")), "process 7 (python3)";
+        SessionError::Refused(_) => SessionError::Refused(text("process 7 (python3)")), "process 7 (python3)";
         SessionError::Stage(_) => SessionError::Stage(text("cannot read /dev/shm/a")), "/dev/shm/a";
         SessionError::Io(_) => fire().into(), "CRIU";
     });
