@@ -149,6 +149,14 @@ impl<'a> Stages<'a> {
     }
 }
 
+/// One try of a dump.
+struct Try<'a> {
+    number: u32,
+    precopied: Option<&'a Precopied>,
+    /// The agents, and the processes that have detached.
+    away: Option<(&'a Agents, &'a Quiesced)>,
+}
+
 /// What a dump writes to beside CRIU's images.
 pub(super) struct Outputs<'a, 'b> {
     pub(super) files: &'a mut Capture<'b>,
@@ -272,8 +280,8 @@ impl Attempt<'_> {
     ) -> Result<Dumped, DumpError> {
         let Some(agents) = &self.parts.job.agents else {
             let deadline = Instant::now() + self.freeze_timeout;
-            let tried = (tries, precopied);
-            return Ok(self.dump(id, staging, work, tried, deadline, outputs.files, None)?);
+            let this = Try { number: tries, precopied, away: None };
+            return Ok(self.dump(id, staging, work, this, deadline, outputs.files)?);
         };
         agents.set_continues_after_dump(self.after_dump == AfterDump::KeepRunning);
         let called = Instant::now();
@@ -286,8 +294,8 @@ impl Attempt<'_> {
         let left = deadline.saturating_duration_since(detaching);
         let away = self.detach(agents, left, outputs.storing)?;
         let detach = detaching.elapsed();
-        let (tried, gone) = ((tries, precopied), Some((agents, &away)));
-        let result = self.dump(id, staging, work, tried, deadline, outputs.files, gone);
+        let this = Try { number: tries, precopied, away: Some((agents, &away)) };
+        let result = self.dump(id, staging, work, this, deadline, outputs.files);
         let attaching = Instant::now();
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
             self.call_back(agents, &away);
@@ -363,10 +371,9 @@ impl Attempt<'_> {
         id: &SnapshotId,
         staging: &Arc<Staging>,
         work: &StagedDir,
-        (tries, precopied): (u32, Option<&Precopied>),
+        Try { number: tries, precopied, away }: Try<'_>,
         deadline: Instant,
         files: &mut Capture,
-        away: Option<(&Agents, &Quiesced)>,
     ) -> Result<Dumped, SessionError> {
         let images = staging.subdir(&format!("images-{id}-{tries}"))?;
         let shm = staging.subdir(&format!("shm-{id}-{tries}"))?;

@@ -665,14 +665,8 @@ mod tests {
         let mut larger = saved.clone();
         larger.gpu[0].mirror_used_bytes = Some(mirror.bytes + 1);
         assert!(plan(&larger).is_err());
-        // The job itself leaves no room for a mirror.
-        let saved = Arc::new(saved);
-        let has_mirror = |mode, job_bytes| {
-            !adopted(&super::plan(&snapshots, &saved, mode, job_bytes).unwrap()).mirrors.is_empty()
-        };
-        assert!(has_mirror(MirrorMode::Auto, 0) && !has_mirror(MirrorMode::Auto, 1 << 60));
-        assert!(has_mirror(MirrorMode::All, 1 << 60));
-        let mut large = Manifest::clone(&saved);
+        leaves_room_for_the_job(&snapshots, &saved);
+        let mut large = saved;
         large.gpu[0].mirror_bytes = 1 << 60;
         large.files[0].bytes = 1 << 59;
         let error = plan(&large).err().unwrap().to_string();
@@ -689,6 +683,15 @@ mod tests {
         let mut old = Manifest::clone(&large);
         old.gpu[0].supports_loads = false;
         assert!(super::plan(&snapshots, &Arc::new(old), MirrorMode::None, 0).is_err());
+    }
+
+    /// No mirror is made by itself where the job's own memory leaves no room for one.
+    fn leaves_room_for_the_job(snapshots: &Arc<Tiers>, saved: &Manifest) {
+        let saved = Arc::new(saved.clone());
+        let has_mirror =
+            |mode, job_bytes| !adopted(&plan(snapshots, &saved, mode, job_bytes).unwrap()).mirrors.is_empty();
+        assert!(has_mirror(MirrorMode::Auto, 0) && !has_mirror(MirrorMode::Auto, 1 << 60));
+        assert!(has_mirror(MirrorMode::All, 1 << 60));
     }
 
     /// Holes take neither room in the store nor memory after a resume.

@@ -73,7 +73,7 @@ impl<E: Copy> Faults<E> {
 
     /// Called before each call. Returns the library's own effects that are due.
     pub fn before(&self, symbol: &str) -> Vec<E> {
-        let from_file = self.from_file();
+        let from_file = self.rules_of_file();
         let in_file = from_file.iter().flat_map(|rules| rules.iter());
         let rules = self.rules.iter().map(|rule| (rule, false)).chain(in_file.map(|rule| (rule, true)));
         let mut effects = Vec::new();
@@ -95,7 +95,7 @@ impl<E: Copy> Faults<E> {
     }
 
     /// The rules of the file as it is now.
-    fn from_file(&self) -> Option<Arc<Vec<Rule<E>>>> {
+    fn rules_of_file(&self) -> Option<Arc<Vec<Rule<E>>>> {
         let path = self.file.as_ref()?;
         let mut known = self.from_file.lock().unwrap_or_else(PoisonError::into_inner);
         let Ok(meta) = fs::metadata(path) else {
