@@ -308,7 +308,8 @@ fn ranks_that_wait_on_the_host_for_parked_ones_run_on_unharmed() {
     assert!(
         said.contains("in 3 attempts")
             && said.contains(" steps as rank 0 of communicator ")
-            && said.contains("waits after ncclAllReduce"),
+            && said.contains("waits after ncclAllReduce")
+            && said.contains("is parked before nccl"),
         "{said}"
     );
     assert_eq!(running.wait(), 0, "{}", running.said());

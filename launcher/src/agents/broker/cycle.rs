@@ -7,6 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ckpt_protocol::agent::{Cycle as Named, CycleStep, MulticastObject, Progress, ShareKey};
 
+/// What to do about objects that NCCL has made.
+const OF_NCCL: &str = "if it is NCCL's, run the job with ckpt-run --nccl p2p (NCCL_NVLS_ENABLE=0)";
+
 /// A cycle.
 #[derive(Debug)]
 pub(super) struct Cycle {
@@ -130,13 +133,13 @@ impl Objects {
             *is_used |= object.is_used;
         }
         sums.into_values().find_map(|(devices, team_size, is_used)| match team_size {
-            None => Some(
-                "it has imported a multicast object (cuMulticastCreate) of a process that has released it or ended"
-                    .to_owned(),
-            ),
+            None => Some(format!(
+                "it has imported a multicast object (cuMulticastCreate) of a process that has released it or ended; \
+                 {OF_NCCL}"
+            )),
             Some(size) if is_used && devices != size => Some(format!(
                 "processes that have added devices to a multicast object (cuMulticastAddDevice) have released it: \
-                 {devices} of its {size} devices are known"
+                 {devices} of its {size} devices are known; {OF_NCCL}"
             )),
             Some(_) => None,
         })
