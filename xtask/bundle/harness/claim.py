@@ -12,6 +12,7 @@ PROGRAMS = tuple(
 TRAININGS = ("process: GPT in bf16", "torchrun: nccl", "programs: DataLoader workers")
 AWAY_AND_BACK = ("memory: away and back, all", "memory: away and back, changed")
 TWO_RANKS = ("nccl: two ranks, all_reduce", "nccl: two ranks, DDP", "nccl: two ranks, FSDP")
+TWO_GPUS = ("nccl: two GPUs, all_reduce", "nccl: two GPUs, DDP", "nccl: two GPUs, FSDP")
 REFUSED_PROGRAMS = ("programs: managed memory", "programs: memory without its owner")
 
 REFUSED = ("outcome", "==", "refused")

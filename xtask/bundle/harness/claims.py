@@ -16,6 +16,7 @@ from harness.claim import (
     REFUSED,
     REFUSED_PROGRAMS,
     TRAININGS,
+    TWO_GPUS,
     Claim,
 )
 from harness.pages import gpus, limits, resuming, simcuda
@@ -33,11 +34,7 @@ CLAIMS = [
     Claim("README.md", "A failed checkpoint does not harm the job", REFUSED_PROGRAMS, REFUSED),
     Claim("README.md", "What cannot be saved is named", REFUSED_PROGRAMS, REFUSED),
     Claim("README.md", "On a GPU, managed memory", ("programs: managed memory",), REFUSED),
-    Claim(
-        "README.md",
-        "NCCL's ranks are stopped at the same call and saved",
-        why="needs two GPUs: ranks on one GPU are refused",
-    ),
+    Claim("README.md", "NCCL's ranks are stopped at the same call and saved", TWO_GPUS),
     Claim("docs/install.md", "NVIDIA's driver 570 or newer", ("facts: driver and CRIU, small program",)),
     Claim("docs/exit-codes.md", "the job was ended because its GPU state was lost", why=NO_LOSS),
     Claim("docs/unattended.md", "submitted work to a GPU for that long", why=NO_HANG),

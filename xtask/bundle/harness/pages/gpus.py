@@ -20,6 +20,7 @@ from harness.claim import (
     REFUSED_PROGRAMS,
     SEVERAL_GPUS,
     STAYED,
+    TWO_GPUS,
     TWO_RANKS,
     Claim,
     without_steps,
@@ -49,6 +50,14 @@ CLAIMS = [
         "The pause is about a second for a small process",
         ("memory: train-mlp, checkpoints in between",),
         ("stall_s", "<=", 1.5),
+    ),
+    *(
+        Claim(FILE, text, TWO_GPUS)
+        for text in (
+            "ranks of NCCL at the same collective",
+            "All ranks are one job",
+            "They are stopped at the same collective",
+        )
     ),
     Claim(FILE, "Each rank needs a GPU of its own", TWO_RANKS, REFUSED),
     Claim(FILE, "Two ranks on one GPU are refused", TWO_RANKS, REFUSED),
@@ -102,9 +111,6 @@ CLAIMS = [
                 "After `--gpu-timeout` the resume ends",
             ],
             SEVERAL_GPUS: [
-                "ranks of NCCL at the same collective",
-                "All ranks are one job",
-                "They are stopped at the same collective",
                 "what it chooses",
                 "no NVLink multicast, no InfiniBand",
                 "TCP only",

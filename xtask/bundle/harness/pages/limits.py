@@ -147,6 +147,7 @@ CLAIMS = [
                 "an NCCL communicator that was split off, shrunk or grown",
                 "logical endpoints, graphics",
                 "ranks of NCCL that do not come to the same step",
+                "collectives on the per-thread default stream",
                 "applies to a pair of devices, not of contexts",
                 "have NCCL connect them by loopback",
                 "Ranks that are late are found in jobs on one machine",

@@ -26,6 +26,8 @@ def need(settings, *names):
         raise Skip("the driver has no checkpoint API: it needs 570 or newer")
     if "multicast" in names and driver["with_multicast"] < 2:
         raise Skip("needs two GPUs with multicast (NVLink)")
+    if "two-gpus" in names and driver["devices"] < 2:
+        raise Skip("needs two GPUs")
     if "criu" in names and not criu["works"]:
         raise Skip(f"CRIU does not work here: {criu.get('why_not')}")
     if "torch" in names:
