@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Every rank's newest report is kept; everything else follows from the reports. A rank gets targets with a new version
-//! when its own targets change; one without communicators has none, and gets none. It is ready if its report acknowledges
+//! when its own targets change, and a first one if it has communicators; one without has no targets, and gets none. It is ready if its report acknowledges
 //! the newest version that was sent to it, no call is in progress and all targets are met. Such a rank begins no step
 //! before it gets the next version, so its report stays true, and all ranks being ready is the cut.
 

@@ -70,8 +70,8 @@ pub fn criu() -> PathBuf {
 /// Files with which tests control their jobs. What is done to files right before a job is killed is taken for the job's:
 /// a file that a test deletes then would come back.
 const CONTROL_FILES: &[&str] = &[
-    "busy", "compute", "crash", "done", "end", "fail", "go", "hang", "leave", "linger", "more", "pass-*",
-    "private", "ready", "release", "saved", "slow", "step", "stop-*", "wanted",
+    "busy", "compute", "crash", "done", "end", "fail", "go", "hang", "leave", "more", "pass-*", "private",
+    "ready", "release", "saved", "slow", "step", "stop-*", "wanted",
 ];
 
 /// Set to a number, jobs of the tests copy their memory before each dump, in so many rounds.

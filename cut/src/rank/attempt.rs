@@ -32,8 +32,8 @@ impl Attempt {
         }
     }
 
-    /// The rank has left a communicator: what it lacks there is not waited for. Steps that lie before it would begin otherwise,
-    /// also when the cut has been reached.
+    /// The rank has left a communicator: what it lacks there is not waited for. Otherwise steps would begin for that target,
+    /// even after the cut.
     pub(crate) fn forget(&mut self, members: &[Member]) {
         self.targets.retain(|member, _| !members.contains(member));
     }

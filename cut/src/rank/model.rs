@@ -1,5 +1,5 @@
-//! Every way in which the threads of one rank can run with up to three preemptions, and every value that the memory model lets them read: loom runs
-//! the code of `clock.rs`.
+//! Every way in which the threads of one rank can run with up to three preemptions, and every value that the memory model
+//! lets them read: loom runs the code of `clock.rs`.
 
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

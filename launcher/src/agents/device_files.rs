@@ -1,4 +1,5 @@
-//! The GPUs' device files, which the launcher holds open from the first detach of a job session to its end.
+//! The GPUs' device files, which the launcher holds open from the first preparation of a checkpoint in a job session to its
+//! end.
 //!
 //! Without persistence mode the driver tears a GPU down that no process has open, with the memory that only exported
 //! descriptors hold (open-gpu-kernel-modules, kernel-open/nvidia/nv.c and rmobjexportimport.c): parked memory would be

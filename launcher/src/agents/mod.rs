@@ -380,14 +380,22 @@ impl Agents {
         Ok(())
     }
 
-    /// A process that had GPU state and has ended since it was detached. Others may have its device memory, and a snapshot
-    /// without it could not be resumed. Its failure is noted: nobody else may hear of it.
-    pub fn ended_while_away(&self, away: &Quiesced) -> Option<Process> {
-        let ended: Vec<_> = away.ended().collect();
-        for one in &ended {
-            self.shared.note_failure(Some(one.process.clone()), &one.handle);
+    /// Why a snapshot without those processes that have ended since they were detached could not be resumed: others have
+    /// their device memory.
+    pub fn missed_by_others(&self, away: &Quiesced) -> Option<String> {
+        let ended: Vec<_> = away.ended().filter_map(|one| one.process.pid).collect();
+        if ended.is_empty() {
+            return None;
         }
-        ended.first().map(|one| one.process.clone())
+        let is_there = |owner: u32| {
+            !ended.contains(&owner) && away.processes().any(|process| process.pid == Some(owner))
+        };
+        self.shared.broker.orphan(is_there).map(|orphan| format!("{}: {}", orphan.process, orphan.reason))
+    }
+
+    /// Notes the failures of processes that have ended since they were detached: nobody else may hear of these.
+    pub fn note_ended(&self, away: &Quiesced) {
+        away.ended().for_each(|one| self.shared.note_failure(Some(one.process.clone()), &one.handle));
     }
 
     /// Waits until every detached process has returned, exited, or executed another program.

@@ -255,6 +255,8 @@ impl Agents {
         deadline: Duration,
         image_bytes: u64,
     ) -> Result<Prepared, QuiesceError> {
+        // The first answer takes longest, and the job runs on meanwhile.
+        let _ = self.hold_gpus_of_job();
         let end = Instant::now() + deadline;
         let announced = self.announce(attempt, deadline, end)?;
         let shared = Arc::clone(&self.shared);

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use ckpt_protocol::agent::ToAgent;
 use tracing::{debug, warn};
 
+use super::process::DetachedProcess;
 use super::state::{Connection, Phase};
-use super::{Agents, Shared};
+use super::{Agents, Process, Shared};
+use crate::sys::deadline::PROCESS_POLL_INTERVAL;
 
 /// The state of the request to one agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,9 +25,26 @@ pub(super) enum Release {
 }
 
 impl Agents {
+    /// Waits, at most for `timeout`, until an attempt in which a process was lost is over, and until the others have come
+    /// back: they are on their GPUs then.
+    pub fn await_others(&self, lost: &Process, timeout: Duration) {
+        let end = Instant::now() + timeout;
+        let mut state = self.shared.lock();
+        loop {
+            let is_lost = |one: &Process| one.pid == lost.pid;
+            let is_away = |one: &DetachedProcess| !is_lost(&one.process) && !one.handle.has_ended();
+            let is_back = |one: &Connection| one.is_registered || is_lost(&one.process);
+            let are_back = !state.detached.iter().any(is_away) && state.connections.values().all(is_back);
+            let left = end.saturating_duration_since(Instant::now());
+            if state.phase == Phase::Listening && are_back || left.is_zero() {
+                return;
+            }
+            self.shared.wait(&mut state, left.min(PROCESS_POLL_INTERVAL));
+        }
+    }
+
     /// Has all processes take their state off the GPUs, without saving it, and waits for that at most for `timeout`. They
-    /// cannot run on: kill them. Processes that are detached, or about to be, are left as they are; not those that are
-    /// lost.
+    /// cannot run on: kill them. Processes that are detached, or about to be, are left as they are, unless they are lost.
     pub fn release(&self, timeout: Duration) {
         let end = Instant::now() + timeout;
         let mut state = self.shared.lock();

@@ -83,7 +83,7 @@ pub(super) struct Connection {
     pub(super) preparation: Option<Preparation>,
     /// The agent's reason for refusing the current attempt.
     pub(super) refusal: Option<Refusal>,
-    /// The process has lost its GPU state while detaching, and cannot continue.
+    /// The process has lost its GPU state in a checkpoint, before it was detached, and cannot continue.
     pub(super) is_lost: bool,
     /// State of the question what the process does with its GPUs.
     pub(super) activity_query: ActivityQuery,

@@ -426,13 +426,17 @@ impl Attempt<'_> {
         self.hit(&format!("dump-{stage}"), stages.criu_pid).map_err(|error| error.to_string())?;
         let begun = Instant::now();
         if stage == FROZEN {
+            if let Some((agents, away)) = stages.away {
+                agents.note_ended(away);
+            }
+            refuse_orphans(stages.away, &mut stages.refusal)?;
             self.look_for_library(stages.criu_pid);
             stages.state = self.descriptor_state(stages.deadline)?;
             stages.phases.record = begun.elapsed();
         }
         if stage == "post-dump" {
             let Stages { images, shm, deadline, state, refusal, away, phases, .. } = stages;
-            refuse_ended(*away, refusal)?;
+            refuse_orphans(*away, refusal)?;
             self.refuse_lost_messages(images, &state.queues, refusal)?;
             let descriptors =
                 Descriptors::read(&|name| images.read(name)).map_err(|error| error.to_string())?;
@@ -748,14 +752,11 @@ pub(super) fn frozen_s(work: &StagedDir) -> Result<f64, SessionError> {
     Ok(Duration::from_micros(frozen_us.unwrap_or(0).into()).as_secs_f64())
 }
 
-/// Refuses a dump without a process that had GPU state when it was detached, with the reason in `refusal` too. The job is
-/// frozen by now.
-fn refuse_ended(away: Option<(&Agents, &Quiesced)>, refusal: &mut Option<String>) -> Result<(), String> {
-    let ended = away.and_then(|(agents, away)| agents.ended_while_away(away));
-    let Some(process) = ended else { return Ok(()) };
-    let why =
-        format!("{process} has ended while the job was being saved, and others may have its device memory");
-    Err(refusal.insert(why).clone())
+/// Refuses a dump without a process whose device memory others have, with the reason in `refusal` too. The job is frozen by
+/// now.
+fn refuse_orphans(away: Option<(&Agents, &Quiesced)>, refusal: &mut Option<String>) -> Result<(), String> {
+    let why = away.and_then(|(agents, away)| agents.missed_by_others(away));
+    why.map_or(Ok(()), |why| Err(refusal.insert(why).clone()))
 }
 
 /// A duration that CRIU has measured.

@@ -33,8 +33,10 @@ pub const STUCK_AGENT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub const GPU_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same for its first answer: it initialises the GPUs that no process has open, which takes seconds for each.
 pub const GPU_FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long NVML is not asked again after it has not answered in time.
+/// How long NVML is not asked again after it has failed; twice as long with each failure in a row.
 pub const GPU_SILENCE: Duration = Duration::from_secs(60);
+/// At most so long.
+pub const GPU_LONGEST_SILENCE: Duration = Duration::from_secs(3600);
 /// Time for a killed process that has asked NVML to end.
 pub const GPU_HELPER_END_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for the device files of the GPUs to open. The driver initialises a GPU that no process has open, which takes seconds.

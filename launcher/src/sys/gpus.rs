@@ -21,7 +21,7 @@ use thiserror::Error;
 
 use crate::sys::deadline::{
     DEVICE_MEMORY_POLL_INTERVAL, GPU_ANSWER_TIMEOUT, GPU_FIRST_ANSWER_TIMEOUT, GPU_HELPER_END_TIMEOUT,
-    GPU_SILENCE, PROCESS_POLL_INTERVAL,
+    GPU_LONGEST_SILENCE, GPU_SILENCE, PROCESS_POLL_INTERVAL,
 };
 
 /// The argument of `ckpt-run` that makes it the process that asks NVML.
@@ -115,7 +115,6 @@ impl Gpus {
 pub struct GpuProbe {
     state: Mutex<State>,
     has_answered: AtomicBool,
-    is_failure_reported: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -123,37 +122,54 @@ enum State {
     #[default]
     NotStarted,
     Running(Helper),
-    /// It has not answered in time, and is not asked before this moment.
-    Silent(Instant),
+    Silent(Silence),
+}
+
+/// NVML has failed.
+#[derive(Debug)]
+struct Silence {
+    /// It is not asked before this moment.
+    until: Instant,
+    /// How long that is.
+    length: Duration,
+    /// What was to ask it, and may hang in the driver: there is no other one before it has ended.
+    helper: Option<Helper>,
 }
 
 impl GpuProbe {
-    /// The GPUs as they are now; `None` without a working NVML. The first failure is reported; later calls ask again.
+    /// The GPUs as they are now; `None` without a working NVML. The first of several failures in a row is reported. After a
+    /// failure it is asked again later.
     pub fn look(&self) -> Option<Gpus> {
         let mut state = self.state.lock();
-        if matches!(*state, State::Silent(until) if Instant::now() < until) {
-            return None;
-        }
-        let asked = match std::mem::take(&mut *state) {
-            State::Running(helper) => Ok((helper, GPU_ANSWER_TIMEOUT)),
-            _ => Helper::start().map(|helper| (helper, GPU_FIRST_ANSWER_TIMEOUT)),
+        let mut helper = None;
+        let (timeout, silence) = match &mut *state {
+            State::NotStarted => (GPU_FIRST_ANSWER_TIMEOUT, None),
+            State::Running(_) => (GPU_ANSWER_TIMEOUT, None),
+            State::Silent(silence) => {
+                if !silence.is_over() {
+                    return None;
+                }
+                (GPU_ANSWER_TIMEOUT, Some(silence.length))
+            }
         };
-        let answer = asked.and_then(|(mut helper, timeout)| Ok((helper.ask(timeout)?, helper)));
+        let asked = match std::mem::take(&mut *state) {
+            State::Running(running) => Ok(running),
+            _ => Helper::start(),
+        };
+        let answer = asked.and_then(|asked| helper.insert(asked).ask(timeout));
         self.has_answered.store(answer.is_ok(), Ordering::Relaxed);
         match answer {
-            Ok((gpus, helper)) => {
-                *state = State::Running(helper);
+            Ok(gpus) => {
+                *state = helper.map_or(State::NotStarted, State::Running);
                 Some(gpus)
             }
             Err(error) => {
-                if error.kind() == io::ErrorKind::TimedOut {
-                    *state = State::Silent(Instant::now() + GPU_SILENCE);
-                }
-                if !self.is_failure_reported.swap(true, Ordering::Relaxed) {
+                if silence.is_none() {
                     tracing::warn!(
                         "NVIDIA's management library (NVML, libnvidia-ml.so.1) does not say which GPUs there are: {error}. Before GPU state is restored, free memory is not waited for, and the GPUs are not compared with those of the snapshot"
                     );
                 }
+                *state = State::Silent(Silence::after(silence, helper));
                 None
             }
         }
@@ -187,6 +203,23 @@ impl GpuProbe {
             std::thread::sleep(DEVICE_MEMORY_POLL_INTERVAL);
         }
         Ok(())
+    }
+}
+
+impl Silence {
+    /// Another one after a silence of this length, if there was one. The helper is killed.
+    fn after(length: Option<Duration>, mut helper: Option<Helper>) -> Self {
+        let length = length.map_or(GPU_SILENCE, |length| (length * 2).min(GPU_LONGEST_SILENCE));
+        if let Some(helper) = &mut helper {
+            let _ = helper.child.kill();
+        }
+        Self { until: Instant::now() + length, length, helper }
+    }
+
+    /// Whether NVML may be asked again.
+    fn is_over(&mut self) -> bool {
+        let has_ended = |helper: &mut Helper| !matches!(helper.child.try_wait(), Ok(None));
+        Instant::now() >= self.until && self.helper.as_mut().is_none_or(has_ended)
     }
 }
 

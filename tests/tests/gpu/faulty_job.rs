@@ -112,7 +112,7 @@ impl Job {
             };
         }
         // The files by which a test and the simulated driver talk are not the job's.
-        command.env("CKPT_FILES_EXCLUDE", "points*,rules*,pause,paused,change");
+        command.env("CKPT_FILES_EXCLUDE", "points*,rules*,pause,paused,change,slow,linger");
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if !fault.is_empty() {
             command.env("CKPT_FAULT", fault);

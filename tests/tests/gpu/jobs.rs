@@ -576,7 +576,7 @@ const REGISTERING: [(&str, &str, &str); 4] = [
 #[test]
 fn each_device_that_memory_is_registered_with_is_found_by_launcher_and_agent() {
     for (number, (name, what, remedy)) in REGISTERING.into_iter().enumerate() {
-        // Each of launcher and agent meets two kinds open and two mapped; that is one table for both.
+        // Launcher and agent use one table: each is tried with two kinds open and two mapped.
         for is_for_agent in [false, true] {
             let how = if (number % 2 == 0) == is_for_agent { "open" } else { "mapped" };
             let job = registered(name, how, is_for_agent);

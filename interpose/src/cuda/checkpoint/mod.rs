@@ -742,7 +742,8 @@ fn release_memory() -> Result<(), DetachError> {
     let withheld = host_access::withhold().map_err(DetachError::from);
     let is_down = multicast::release().map_err(DetachError::from);
     let ids: Vec<Id> = registry().allocations.keys().copied().collect();
-    withheld.and(is_down).and(offload::release(&ids).map_err(DetachError::from))
+    let released = ids.into_iter().map(|id| offload::release(&[id]).map_err(DetachError::from));
+    withheld.and(is_down).and(released.fold(Ok(()), Result::and))
 }
 
 /// Tells the launcher that the attempt fails, if others wait for this process to come back while it waits for them.

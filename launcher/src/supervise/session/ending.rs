@@ -328,6 +328,9 @@ impl JobSession<'_> {
             return tracing::debug!("GPU state is lost in another process: {loss}");
         }
         tracing::error!("{loss}. The job cannot continue and is ended");
+        if let Some(agents) = &self.job.agents {
+            agents.await_others(&loss.process, GPU_RELEASE_TIMEOUT);
+        }
         self.kill_job();
         self.loss = Some(loss);
     }
