@@ -228,10 +228,21 @@ fn the_driver_behind_the_interposer_is_still_the_driver() {
 fn the_simulated_nccl_reports_what_cannot_succeed() {
     let outcomes = run(
         &simcuda(),
-        &["question/nccl-mismatch", "question/nccl-dead-peer", "question/nccl-dead-peer-sockets"],
+        &[
+            "question/nccl-mismatch",
+            "question/nccl-other-order",
+            "question/nccl-dead-peer",
+            "question/nccl-dead-peer-sockets",
+        ],
     );
     let answer = |name: &str| outcomes[name].1.clone();
     assert!(answer("question/nccl-mismatch").contains("rank 0: asynchronous error 5"), "{outcomes:?}");
+    assert!(answer("question/nccl-mismatch").contains("rank 1: asynchronous error 5"), "{outcomes:?}");
+    // Over memory and over sockets. Rank 0, which only sends in one of the calls, may not notice.
+    let other_order = answer("question/nccl-other-order");
+    let of_rank_1 = other_order.split("rank 1: ").skip(1);
+    let is_told = |said: &&str| said.starts_with("asynchronous error 5") || said.starts_with("error 5 of");
+    assert_eq!(of_rank_1.filter(is_told).count(), 2, "{other_order}");
     assert_eq!(answer("question/nccl-dead-peer"), "rank 0: still waiting after 3 s; rank 1 ended");
     let dead = answer("question/nccl-dead-peer-sockets");
     let is_known = ["asynchronous error 6", "error 6 of the call"].iter().any(|error| dead.contains(error));

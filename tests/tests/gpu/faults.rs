@@ -749,9 +749,9 @@ fn a_driver_that_hangs_or_crashes_in_a_checkpoint() {
     let job = Job::steady("2").with_options(&["--freeze-timeout", "3s", "--gpu-timeout", "2s"]);
     let mut running = job.start();
     job.saves(&running);
+    let first = CYCLE.iter().flat_map(|call| [(call, 1, "hang"), (call, 1, "crash")]);
     // The first lock and the first unlock are those that wait for submitted work.
-    let calls = CYCLE.iter().map(|call| (call, 1)).chain([(&CYCLE[0], 2), (&CYCLE[3], 2)]);
-    for ((call, number), action) in calls.flat_map(|call| [(call, "hang"), (call, "crash")]) {
+    for (call, number, action) in first.chain([(&CYCLE[0], 2, "hang"), (&CYCLE[3], 2, "crash")]) {
         job.goes_on(&mut running);
         job.fail(&format!("{call}:{number}={action}"));
         assert_ne!(job.is_ended_by_a_checkpoint(&mut running), 0, "{call}={action}: {}", running.said());

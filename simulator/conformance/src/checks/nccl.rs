@@ -133,6 +133,17 @@ pub const CHECKS: &[Check] = &[
         answers("mismatch", &[])
     }),
     question(
+        "question/nccl-other-order",
+        "what ranks report that make the same calls in another order",
+        || {
+            Ok(format!(
+                "{}; over sockets: {}",
+                answers("other-order", &[])?,
+                answers("other-order", SOCKETS)?
+            ))
+        },
+    ),
+    question(
         "question/nccl-dead-peer",
         "what a rank reports whose peer was killed, over shared memory",
         || answers("dead-peer", &[]),
@@ -170,6 +181,7 @@ pub const SCENARIOS: &[(&str, Scenario)] = &[
     ("finalize", finalize),
     ("duplicate", duplicate),
     ("mismatch", mismatch),
+    ("other-order", other_order),
     ("dead-peer", dead_peer),
 ];
 
@@ -806,6 +818,24 @@ fn mismatch(rank: &Rank) -> Result {
         nccl_ok!(ncclAllReduce(words, words, 1, INT32, MAX, comm, stream));
     }
     let fate = fate(comm, stream)?;
+    say(format!("rank {}: {fate}", rank.rank));
+    Ok(())
+}
+
+fn other_order(rank: &Rank) -> Result {
+    let (comm, stream, word) = connected(rank)?;
+    let mut refused = None;
+    for is_sum in [rank.rank == 0, rank.rank != 0] {
+        let code = match is_sum {
+            true => nc!(ncclAllReduce(word, word, 1, INT32, SUM, comm, stream)),
+            false => nc!(ncclBroadcast(word, word, 1, INT32, 0, comm, stream)),
+        };
+        refused = refused.or((code != code::SUCCESS).then_some(code));
+    }
+    let fate = match refused {
+        Some(code) => format!("error {code} of the call"),
+        None => fate(comm, stream)?,
+    };
     say(format!("rank {}: {fate}", rank.rank));
     Ok(())
 }
