@@ -47,6 +47,12 @@ pub fn find(path: &str, dev: &str) -> Option<&'static Device> {
     DEVICES.iter().find(|device| name.starts_with(device.name)).filter(|_| !OF_NO_INSTANCE.contains(&name))
 }
 
+/// The file of a line of `/proc/PID/maps`, empty for memory without one: the sixth field, see proc_pid_maps(5).
+#[must_use]
+pub fn path_of_mapping(line: &str) -> Option<&str> {
+    line.splitn(6, ' ').nth(5).map(str::trim_start)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

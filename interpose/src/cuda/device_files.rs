@@ -77,14 +77,9 @@ pub(super) fn obstacle() -> Option<String> {
     let mut targets = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
     let mut open = || Some((targets.find_map(|target| found(target.to_str()?))?, "open"));
     let maps = process::mappings().unwrap_or_default();
-    let mapped = || Some((maps.lines().find_map(|line| found(path_of_mapping(line)?))?, "mapped"));
+    let mapped = || Some((maps.lines().find_map(|line| found(devices::path_of_mapping(line)?))?, "mapped"));
     let (device, how) = open().or_else(mapped)?;
     Some(format!("it has a device {how}, {}: {}", device.what, device.remedy))
-}
-
-/// The file of a line of `/proc/PID/maps`, see proc_pid_maps(5).
-fn path_of_mapping(line: &str) -> Option<&str> {
-    line.splitn(6, ' ').nth(5).map(str::trim_start)
 }
 
 fn directory_of_devices() -> &'static str {
@@ -139,7 +134,7 @@ impl Mapping {
         let mut fields = line.split(' ');
         let (begin, end) = fields.next()?.split_once('-')?;
         let permissions = fields.next()?;
-        let path = path_of_mapping(line)?;
+        let path = devices::path_of_mapping(line)?;
         let bit = |letter: char, bit: c_int| if permissions.contains(letter) { bit } else { 0 };
         has_prefix(path.as_bytes(), prefixes).then_some(())?;
         Some(Self {

@@ -104,10 +104,9 @@ pub fn not_to_be_detached(proc: &Path, pids: &[i32]) -> Vec<String> {
             Some((format!("descriptor {}", entry.file_name().display()), target.to_str()?.to_owned()))
         });
         let maps = read_text(dir.join("maps")).unwrap_or_default();
-        // See proc_pid_maps(5): the path is the sixth field.
         let mapped = maps.lines().filter_map(|line| {
-            let (range, path) = (line.split(' ').next()?, line.splitn(6, ' ').nth(5)?);
-            Some((format!("the mapping {range}"), path.trim_start().to_owned()))
+            let (range, path) = (line.split(' ').next()?, devices::path_of_mapping(line)?);
+            Some((format!("the mapping {range}"), path.to_owned()))
         });
         let mut all = open.chain(mapped);
         // A process has several of each device: one is enough.

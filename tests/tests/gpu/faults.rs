@@ -343,7 +343,7 @@ fn a_call_that_always_fails_makes_checkpoints_slower() {
     job.ends_right(&mut running);
 }
 
-/// NVML hangs in the process that the launcher asks it by, or fails: the launcher says so, and asks again later.
+/// NVML hangs in the process that the launcher asks it by, or fails: the launcher says so, and goes on.
 #[test]
 fn nvml_that_does_not_answer_stops_nothing() {
     const SILENT: &str = "does not say which GPUs there are: ";
@@ -371,7 +371,7 @@ fn nvml_that_does_not_answer_stops_nothing() {
     running.checkpoint(&job.sandbox);
     let newest = job.sandbox.snapshots().pop().expect("a snapshot");
     let manifest = job.sandbox.json(["show", &newest, "--json"]);
-    assert!(manifest.to_string().contains("\"uuid\":\"GPU-"), "NVML was asked again: {manifest}");
+    assert!(manifest.to_string().contains("\"uuid\":\"GPU-"), "a new session asks NVML: {manifest}");
     running.kill_everything();
     let mut running = job.resume();
     job.ends_right(&mut running);

@@ -393,12 +393,9 @@ fn an_agent_that_cannot_be_told_loses_its_connection() {
     while receive(&stopped).is_ok() {}
 }
 
-/// A process that has not answered an earlier request to detach in time does so while a cut is wanted. It comes back through
-/// the socket.
-#[test]
-fn a_process_that_detaches_late_returns_before_the_cut() {
-    let (_directory, path, agents) = listen(None);
-    let [other, late] = ranks(&agents, &path);
+/// Two ranks in an attempt that the first one has refused: the second one has not answered it.
+fn one_unanswered(agents: &Agents, path: &Path) -> [UnixStream; 2] {
+    let [other, late] = ranks(agents, path);
     let refused = thread::spawn(move || {
         expect_quiesce(&other, 1);
         send(&other, &FromAgent::Failed { attempt: 1, reason: "managed memory".into(), is_lost: false });
@@ -407,13 +404,27 @@ fn a_process_that_detaches_late_returns_before_the_cut() {
     assert!(matches!(agents.quiesce(1, SHORT), Err(QuiesceError::Refused { .. })));
     let other = refused.join().expect("an agent");
     expect_quiesce(&late, 1);
+    [other, late]
+}
+
+/// A cut is wanted. The second rank detaches for the earlier attempt, and the first one reports.
+fn one_detaches_late(agents: &Agents, other: &UnixStream, late: UnixStream) {
+    [other, &late].into_iter().for_each(|rank| expect_count(rank, 1));
+    send(&late, &FromAgent::Quiesced { attempt: 1, gpu: None });
+    drop(late);
+    until_count(agents, 1);
+    tell(other, without_communicators(1));
+}
+
+/// A process that has not answered an earlier request to detach in time does so while a cut is wanted. It comes back through
+/// the socket.
+#[test]
+fn a_process_that_detaches_late_returns_before_the_cut() {
+    let (_directory, path, agents) = listen(None);
+    let [other, late] = one_unanswered(&agents, &path);
     thread::scope(|scope| {
         let reaching = scope.spawn(|| agents.reach_cut(LONG, None, NEVER));
-        [&other, &late].into_iter().for_each(|rank| expect_count(rank, 1));
-        send(&late, &FromAgent::Quiesced { attempt: 1, gpu: None });
-        drop(late);
-        until_count(&agents, 1);
-        tell(&other, without_communicators(1));
+        one_detaches_late(&agents, &other, late);
         thread::sleep(SHORT);
         assert!(path.exists() && !reaching.is_finished(), "the other one has no other way back");
         let late = return_rank(&path, 2);
@@ -428,23 +439,11 @@ fn a_process_that_detaches_late_returns_before_the_cut() {
 #[test]
 fn a_process_that_returns_after_a_failed_cut_is_released() {
     let (_directory, path, agents) = listen(None);
-    let [other, late] = ranks(&agents, &path);
-    let refused = thread::spawn(move || {
-        expect_quiesce(&other, 1);
-        send(&other, &FromAgent::Failed { attempt: 1, reason: "managed memory".into(), is_lost: false });
-        other
-    });
-    assert!(matches!(agents.quiesce(1, SHORT), Err(QuiesceError::Refused { .. })));
-    let other = refused.join().expect("an agent");
-    expect_quiesce(&late, 1);
+    let [other, late] = one_unanswered(&agents, &path);
     thread::scope(|scope| {
         // Ends by its limit: the process that is away keeps the launcher from closing.
         let reaching = scope.spawn(|| agents.reach_cut(SHORT, None, NEVER).map(drop));
-        [&other, &late].into_iter().for_each(|rank| expect_count(rank, 1));
-        send(&late, &FromAgent::Quiesced { attempt: 1, gpu: None });
-        drop(late);
-        until_count(&agents, 1);
-        tell(&other, without_communicators(1));
+        one_detaches_late(&agents, &other, late);
         assert!(reaching.join().expect("no panic").is_err());
         let late = return_rank(&path, 2);
         [&other, &late].into_iter().for_each(expect_release);
