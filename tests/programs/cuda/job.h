@@ -3,8 +3,9 @@
  *
  *   JOB STEPS
  *
- * State is on the device. A job rests after each step as long as the file `slow` is in the working directory, so that
- * a test has time for what it does, whatever the machine. The output does not depend on it. */
+ * State is on the device. A job rests after each step as long as the file `slow` is in the working directory, and ten
+ * times as long in the second half, so that a test has time for what it does, whatever the machine. The output does not
+ * depend on it. */
 #ifndef JOB_H
 #define JOB_H
 
@@ -109,6 +110,9 @@ struct job {
     CUfunction mix;
 };
 
+/* What job_start was given, 0 before that. */
+static unsigned job_steps;
+
 /* Reads the arguments and makes the primary context of the first device current. */
 static inline struct job job_start(int argc, char **argv) {
     struct job job = {.steps = argc == 2 ? (unsigned)atoi(argv[1]) : 0};
@@ -117,6 +121,7 @@ static inline struct job job_start(int argc, char **argv) {
         fprintf(stderr, "usage: %s STEPS\n", argv[0]);
         exit(2);
     }
+    job_steps = job.steps;
     CHECK(cuInit(0));
     CHECK(cuDeviceGet(&device, 0));
     CHECK(cuDevicePrimaryCtxRetain(&job.context, device));
@@ -151,8 +156,10 @@ static inline uint64_t job_hash(uint64_t sum, const uint32_t *words, unsigned co
 static inline int job_has_file(const char *name) { return access(name, F_OK) == 0; }
 
 static inline void job_rest(void) {
+    static unsigned rests;
     if (job_has_file("slow")) {
-        usleep(40000);
+        rests++;
+        usleep(job_steps != 0 && rests > job_steps / 2 ? 400000 : 40000);
     }
 }
 

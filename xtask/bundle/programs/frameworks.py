@@ -71,7 +71,8 @@ def mixed(state, salt, FACTOR: "tl.constexpr", BLOCK: "tl.constexpr"):
 
 
 step = {"cupy": of_cupy, "jax": of_jax, "triton": of_triton}[sys.argv[1]]()
-for number in range(1, int(sys.argv[2]) + 1):
+steps = int(sys.argv[2])
+for number in range(1, steps + 1):
     print(f"step {number} checksum {step(number):08x}", flush=True)
     if os.path.exists("slow"):
-        time.sleep(REST_S)
+        time.sleep(REST_S if number <= steps / 2 else 10 * REST_S)

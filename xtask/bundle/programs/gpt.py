@@ -300,7 +300,7 @@ def parse_args():
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--steps", type=int, default=0, help="end after so many; 0: never")
     parser.add_argument("--rest-ms", type=float, default=0.0)
-    parser.add_argument("--slow-while", metavar="FILE", help="rest only while this file exists")
+    parser.add_argument("--slow-while", metavar="FILE", help="rest only while this file exists, longer in the second half")
     # Not `--log`: some versions of torchrun take that for the start of an option of their own.
     parser.add_argument("--losses", help="append a line per step to this file")
     parser.add_argument("--times", help="write the seconds of each step to this file at the end")
@@ -344,7 +344,9 @@ def main():
             log.write(f"step {step} loss {training.losses[-1]:.6f} bits {training.losses[-1].hex()}\n")
         harness.after_step()
         if args.rest_ms and (args.slow_while is None or os.path.exists(args.slow_while)):
-            time.sleep(args.rest_ms / 1000)
+            # Nobody who has slowed it down wants to see its end.
+            is_late = args.slow_while and 0 < args.steps / 2 < step
+            time.sleep(args.rest_ms / 1000 * (10 if is_late else 1))
     if args.times:
         with open(args.times, "w") as file:
             file.write("\n".join(f"{seconds:.9f}" for seconds in times))

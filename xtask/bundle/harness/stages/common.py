@@ -12,7 +12,8 @@ GIGA = 1e9
 MEBI = 1 << 20
 # Arguments of gpt.py for a model of a few kilobytes.
 SMALL = ["--layers", "2", "--width", "64", "--vocabulary", "128", "--length", "32", "--batch", "2"]
-# Those that keep it from being done before it is killed, as long as that file is there.
+# Those that keep it from being done before it is killed, as long as that file is there. The rests of the second half are
+# ten times as long.
 SLOWLY = ["--rest-ms", "150", "--slow-while", "slow"]
 
 

@@ -10,7 +10,8 @@ ALLOCATORS = [
     ("cudaMallocAsync", "backend:cudaMallocAsync"),
 ]
 PROFILE = "profile"
-# At 40 ms each while they are slow: longer than a checkpoint, a kill and a resume take on a busy machine.
+# At 40 ms each while they are slow, and at 400 ms in the second half: longer than a checkpoint, a kill and a resume take
+# on a busy machine.
 STEPS = "250"
 
 

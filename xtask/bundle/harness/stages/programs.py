@@ -23,7 +23,8 @@ SAVED = [
 # Programs of two devices that are reached at one address: with one process, and with two that share the objects.
 MULTICAST = [("multicast objects", "1"), ("multicast objects of processes", "2")]
 REFUSED = [("managed memory", "managed"), ("memory without its owner", "orphan")]
-# At 40 ms each while they are slow: longer than a checkpoint, a kill and a resume take on a busy machine.
+# At 40 ms each while they are slow, and at 400 ms in the second half: longer than a checkpoint, a kill and a resume take
+# on a busy machine.
 STEPS = "250"
 WATCHERS = [("NVML alone", "nvml"), ("no visible GPU", "hidden")]
 
