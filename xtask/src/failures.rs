@@ -4,7 +4,7 @@ use std::io::BufRead;
 
 /// Limits of the report: lines of output for each failed test, their length, and the number of tests that have any.
 const LINES: usize = 24;
-const LINE_CHARS: usize = 200;
+const LINE_CHARS: usize = 800;
 const TOLD: usize = 3;
 
 /// What the test programs of one `cargo test` have reported on their standard output.
@@ -81,14 +81,17 @@ impl Failures {
         }
     }
 
-    /// One paragraph for each failed test: its name, and its output from the panic on.
+    /// One paragraph for each failed test: its name, and its output from the panic or the error on, without the
+    /// backtrace: a shortened log has to have what was said before it.
     pub fn report(&self) -> String {
         let mut report = String::new();
         for (index, Failure { test, output }) in self.failed.iter().enumerate() {
             report += &format!("test: {test} FAILED\n");
             if index < TOLD {
-                let panic = output.iter().position(|line| line.contains("panicked at")).unwrap_or(0);
-                for line in output[panic..].iter().filter(|line| !line.is_empty()).take(LINES) {
+                let is_reason = |line: &String| line.contains("panicked at") || line.starts_with("Error: ");
+                let reason = output.iter().position(is_reason).unwrap_or(0);
+                let said = output[reason..].iter().take_while(|line| line.trim() != "stack backtrace:");
+                for line in said.filter(|line| !line.is_empty()).take(LINES) {
                     report.extend("    ".chars().chain(line.chars().take(LINE_CHARS)).chain(['\n']));
                 }
             }
@@ -105,13 +108,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failed_tests_are_told_from_their_panic_on() {
+    fn failed_tests_are_told_from_their_panic_or_error_on() {
         let output = "running 2 tests\ntest a ... ok\ntest b::c ... FAILED\n\nfailures:\n\n---- b::c stdout ----\n\
-                      a line before\n\nthread 'b::c' panicked at x.rs:1:2:\nleft: 1\n\n\nfailures:\n    b::c\n\n\
+                      a line before\n\nthread 'b::c' panicked at x.rs:1:2:\nleft: 1\nstack backtrace:\n  0: c\n\n\
+                      ---- d stdout ----\na line before\nError: \"e\"\n\n\nfailures:\n    b::c\n    d\n\n\
                       test result: FAILED. 1 passed; 1 failed\n\nrunning 1 test\ntest d ... ok\n\n\
                       test result: ok. 1 passed\n";
         let report = Failures::read(output.as_bytes()).unwrap().report();
-        assert_eq!(report, "test: b::c FAILED\n    thread 'b::c' panicked at x.rs:1:2:\n    left: 1\n");
+        let of_panic = "test: b::c FAILED\n    thread 'b::c' panicked at x.rs:1:2:\n    left: 1\n";
+        assert_eq!(report, format!("{of_panic}test: d FAILED\n    Error: \"e\"\n"));
     }
 
     #[test]
