@@ -388,7 +388,13 @@ impl Attempt<'_> {
         let criu_pid = session.process().pid;
         let mut stages = Stages::new(&images, &shm, criu_pid, deadline, away);
         stages.phases.precopy = seconds(precopied.map_or(0.0, Precopied::stall_s));
-        let result = session.dump(options, deadline, &mut |stage| self.at_stage(stage, files, &mut stages));
+        let result = session.dump(options, deadline, &mut |stage| {
+            if stage == FROZEN && precopied.is_some() {
+                // It may have been set up since the last round.
+                self.look_for_aio()?;
+            }
+            self.at_stage(stage, files, &mut stages)
+        });
         let Stages { frozen, refusal, phases, .. } = stages;
         if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
             self.kill_late_criu(criu_pid);

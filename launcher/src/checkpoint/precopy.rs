@@ -110,6 +110,14 @@ impl Trials {
         self.next_wait = (self.wait * 2).min(LONGEST_WAIT);
     }
 
+    /// Records that memory was not copied first, for a reason that says nothing of what that gains: where it has paid until
+    /// now, it is tried again soon.
+    fn passed_over(&mut self) {
+        if self.is_on {
+            (self.wait, self.next_wait) = (1, 0);
+        }
+    }
+
     /// Records the pause of a successful attempt.
     pub(super) fn measure(&mut self, was_precopied: bool, stall_s: f64, memory_bytes: u64) {
         let s_per_byte = stall_s / memory_bytes.max(1) as f64;
@@ -222,9 +230,13 @@ fn discard(staging: &Staging, name: &str) {
     }
 }
 
-/// Whether a process, by its directory in /proc, has a context of asynchronous I/O. One that has ended has none.
+/// Whether a process, by its directory in /proc, has a context of asynchronous I/O. One that has ended has none; of one whose
+/// mappings cannot be read, it is not known.
 fn uses_aio(process: &Path) -> bool {
-    read_text(process.join("maps")).is_ok_and(|maps| maps.contains(AIO))
+    match read_text(process.join("maps")) {
+        Ok(maps) => maps.contains(AIO),
+        Err(_) => process.exists(),
+    }
 }
 
 impl Attempt<'_> {
@@ -268,6 +280,7 @@ impl Attempt<'_> {
         if !is_alive || reason == NOTHING_GAINED {
             tracing::debug!("no pre-copy: {reason}");
         } else {
+            trials.passed_over();
             trials.report(&reason);
         }
         Ok(None)
@@ -320,7 +333,7 @@ impl Attempt<'_> {
     }
 
     /// What a device writes to a page by asynchronous I/O may leave no soft-dirty bit: the page would be taken for unchanged.
-    fn look_for_aio(&self) -> Result<(), String> {
+    pub(super) fn look_for_aio(&self) -> Result<(), String> {
         let survey = self.parts.job.namespace.survey().map_err(|error| error.to_string())?;
         let proc = self.proc();
         match survey.pids.iter().find(|pid| uses_aio(&proc.join(pid.to_string()))) {
@@ -437,6 +450,21 @@ mod tests {
         assert_eq!(attempts(&mut trials, 3, 0.2), [false, true, true], "the first is to compare with");
         assert_eq!(attempts(&mut trials, 2, 0.8), [true, true], "not worth a change");
         assert_eq!(attempts(&mut trials, 3, 1.0), [true, false, false]);
+    }
+
+    /// Memory is short for a moment, or CRIU was killed.
+    #[test]
+    fn what_says_nothing_of_the_gain_costs_one_plain_dump() {
+        let mut trials = possible();
+        assert_eq!(attempts(&mut trials, 2, 0.2), [false, true]);
+        trials.begin();
+        trials.passed_over();
+        assert_eq!(attempts(&mut trials, 3, 0.2), [false, true, true]);
+        let mut trials = possible();
+        attempts(&mut trials, 1, 0.2);
+        trials.begin();
+        trials.passed_over();
+        assert_eq!(attempts(&mut trials, 8, 0.2), [false; 8], "it has not paid yet");
     }
 
     #[test]
