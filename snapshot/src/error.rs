@@ -89,7 +89,7 @@ pub enum OpenError {
 #[derive(Debug, thiserror::Error)]
 pub enum Damage {
     /// The manifest is missing parts or does not parse.
-    #[error("its manifest does not read: {0}")]
+    #[error("its manifest is damaged: {0}")]
     Manifest(String),
     /// The checksum of the manifest does not match.
     #[error("its manifest has been altered: its checksum is {found}, not the recorded {recorded}")]

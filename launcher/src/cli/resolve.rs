@@ -77,7 +77,7 @@ fn flag(matches: &ArgMatches, setting: &Setting) -> Option<String> {
 }
 
 /// A configuration file.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct File {
     path: PathBuf,
     table: toml::Table,
@@ -91,7 +91,9 @@ impl File {
         let text = match trust.open(&path) {
             Ok(file) => io::read_to_string(file).map_err(cannot_read)?,
             Err(OpenError::Io(error))
-                if error.kind() == io::ErrorKind::NotFound && named.origin == Origin::Default =>
+                if error.kind() == io::ErrorKind::NotFound
+                    && named.origin == Origin::Default
+                    && !path.is_symlink() =>
             {
                 return Ok(Self::default());
             }
@@ -225,6 +227,26 @@ mod tests {
                 assert!(error.is::<BadInput>(), "{error:#}");
             }
         });
+    }
+
+    /// A link to a file that is gone, for instance on a mount that is not there, is not a missing file: its options would
+    /// not be used, without a word.
+    #[test]
+    fn the_default_file_may_be_missing_but_not_what_it_links_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ckpt-run.toml");
+        let named = |origin| Resolved {
+            name: CONFIG_FILE.name,
+            value: path.to_str().unwrap().to_owned(),
+            origin,
+            found: None,
+        };
+        assert!(File::read(&named(Origin::Default), &Trust::default()).unwrap().table.is_empty());
+        assert!(File::read(&named(Origin::Flag), &Trust::default()).unwrap_err().is::<BadInput>());
+        std::os::unix::fs::symlink(dir.path().join("gone"), &path).unwrap();
+        let error = File::read(&named(Origin::Default), &Trust::default()).unwrap_err();
+        assert!(error.is::<BadInput>(), "{error:#}");
+        assert!(error.to_string().starts_with(&format!("cannot read {}", path.display())), "{error}");
     }
 
     #[test]
