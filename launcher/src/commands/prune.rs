@@ -4,6 +4,7 @@ use super::jobs::{each, jobs, last_progress_unix_ms};
 use super::print;
 use super::remove::reclaim;
 use crate::cli::config::Config;
+use crate::cluster::NODE;
 use crate::job::handover::Handover;
 use crate::report::failure::with_remedy;
 use crate::store::marks;
@@ -17,6 +18,9 @@ use ckpt_snapshot::{
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+
+/// How many parts of a node of a job are kept at least.
+const KEPT_PARTS: usize = 2;
 
 /// A part of a job's store to which `--keep` applies by itself: each keeps its newest snapshots.
 struct Place {
@@ -101,7 +105,11 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
 
 /// Prunes the places of one job. What is on this machine does not depend on the object store.
 fn prune_job(config: &Config, job: &JobDir, dry_run: bool) -> Result<JobOutcomes> {
-    let retention = Retention { before_failures: false, ..config.retention() };
+    let mut retention = Retention { before_failures: false, ..config.retention() };
+    if job.key().as_str().contains(NODE) {
+        // The newest part of a node may have no global manifest yet, and may never get one.
+        retention.keep = retention.keep.max(KEPT_PARTS);
+    }
     if !dry_run {
         job.check_records()?;
     }
@@ -285,8 +293,10 @@ fn delete_unless_marked(store: &Tiers, place: &Place, ids: &[SnapshotId]) -> Res
         handover.before_deletion(&record, &deleted)?;
     }
     faults::hit("prune-recorded")?;
+    let begun = deleted.clone();
     let done = delete_unless_pinned(store, place.tiers, &mut deleted);
-    let ended = place.records.change_marks(|marks| marks.begin_deletion(&[]));
+    // Not those of a `ckpt-run rm` that has begun meanwhile.
+    let ended = place.records.change_marks(|marks| marks.end_deletion(&begun));
     done?;
     ended?;
     made_room.extend(deleted);
