@@ -91,7 +91,7 @@ impl Coordinator {
         }
     }
 
-    /// These snapshots are resumed only if there are no others: parts of them are missing.
+    /// These snapshots are resumed only if there are no others: see [`crate::Peer::exclude`].
     pub(crate) fn exclude(&mut self, snapshots: &[AttemptId]) {
         self.failures.extend(snapshots.iter().map(|attempt| (*attempt, u32::MAX)));
     }
@@ -311,9 +311,9 @@ impl Coordinator {
         };
         let Phase::Working(attempt) = std::mem::replace(&mut self.phase, next) else { return };
         self.is_wanted &= !matches!(attempt.kind, Kind::Checkpoint { .. });
-        let step = attempt.step();
+        let (step, text) = (attempt.step(), reason.to_string());
         for to in attempt.all() {
-            let message = Message::Abort { to, attempt: attempt.id };
+            let message = Message::Abort { to, attempt: attempt.id, reason: text.clone() };
             actions.push(Action::Send { to: to.rank, message });
         }
         actions.push(Action::Event(Event::Aborted { attempt: attempt.id, step, reason }));

@@ -269,6 +269,8 @@ pub enum Message {
         to: NodeId,
         /// The attempt.
         attempt: AttemptId,
+        /// Why, for people.
+        reason: String,
     },
     /// From the coordinator to a node that was away: the job runs without it, its part has to end.
     Over {

@@ -44,7 +44,7 @@ pub struct Peer {
     hello_at: Duration,
     candidacy: Option<Candidacy>,
     coordinator: Option<Coordinator>,
-    /// Snapshots of which parts are missing.
+    /// See [`Peer::exclude`].
     excluded: Vec<AttemptId>,
     actions: Vec<Action>,
 }
@@ -69,10 +69,13 @@ impl Peer {
         }
     }
 
-    /// Has this launcher, when it coordinates, resume these snapshots only if there are no others: nodes have said that they
-    /// do not have their parts.
+    /// Has this launcher, when it coordinates, resume these snapshots too only if there are no others: nodes have said that
+    /// they do not have their parts, or the job fails after each resume from them.
     pub fn exclude(&mut self, snapshots: Vec<AttemptId>) {
-        self.excluded = snapshots;
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.exclude(&snapshots);
+        }
+        self.excluded.extend(snapshots);
     }
 
     /// What has to be done, in this order; it is handed out once.
@@ -290,7 +293,9 @@ impl Peer {
                     coordinator.report(now, node, attempt, (step, outcome), &mut self.actions);
                 }
             }
-            Message::Abort { to, attempt } if to == self.me => self.node.abort(attempt, &mut self.actions),
+            Message::Abort { to, attempt, .. } if to == self.me => {
+                self.node.abort(attempt, &mut self.actions);
+            }
             Message::Over { to, epoch, session } if to == self.me && epoch >= self.epoch => {
                 self.node.over(session, &mut self.actions);
             }

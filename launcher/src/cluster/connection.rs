@@ -100,6 +100,8 @@ pub struct Sender {
 pub struct Receiver {
     stream: Arc<TcpStream>,
     codes: Codes,
+    /// Until when the first message has to be there, as a whole, of an end that has proved nothing yet.
+    until: Option<Instant>,
 }
 
 /// The codes of one direction.
@@ -146,13 +148,15 @@ pub fn open(
     std::fs::File::open("/dev/urandom")?.read_exact(&mut nonce)?;
     let own = [&MAGIC[..], &VERSION.to_le_bytes(), &nonce].concat();
     let mut theirs = [0; HELLO_BYTES];
+    // Anybody can connect to a coordinator.
+    let until = (side == Side::Coordinator).then(|| Instant::now() + timeout);
     match side {
         Side::Node => {
             stream.write_all(&own)?;
-            read_exact(&stream, &mut theirs)?;
+            read_exact(&stream, &mut theirs, until)?;
         }
         Side::Coordinator => {
-            read_exact(&stream, &mut theirs)?;
+            read_exact(&stream, &mut theirs, until)?;
             stream.write_all(&own)?;
         }
     }
@@ -177,7 +181,7 @@ pub fn open(
     // One descriptor for both: node 0 has as many connections as the job has nodes.
     let stream = Arc::new(stream);
     let sender = Sender { stream: Arc::clone(&stream), codes: sending };
-    Ok((sender, Receiver { stream, codes: receiving }))
+    Ok((sender, Receiver { stream, codes: receiving, until }))
 }
 
 /// A machine that dies while nodes wait for others is noticed.
@@ -268,7 +272,7 @@ impl Receiver {
     /// See [`ConnectionError`].
     pub fn receive(&mut self) -> Result<Message, ConnectionError> {
         let mut length = [0; 4];
-        read_exact(&self.stream, &mut length)?;
+        read_exact(&self.stream, &mut length, self.until)?;
         let length = u32::from_le_bytes(length);
         if length > self.codes.most_bytes() {
             // Nobody has proved anything with that: only a hint while the connection is new.
@@ -280,27 +284,50 @@ impl Receiver {
             });
         }
         let mut content = vec![0; length as usize];
-        read_exact(&self.stream, &mut content)?;
+        read_exact(&self.stream, &mut content, self.until)?;
         let mut code = [0; CODE_BYTES];
-        read_exact(&self.stream, &mut code)?;
+        read_exact(&self.stream, &mut code, self.until)?;
         // The comparison takes the same time wherever they differ.
         if blake3::Hash::from(code) != self.codes.code(&content) {
             return Err(ConnectionError::WrongKey);
         }
+        self.until = None;
         serde_json::from_slice(&content).map_err(|error| ConnectionError::Malformed(error.to_string()))
     }
 }
 
-fn read_exact(mut stream: &TcpStream, to: &mut [u8]) -> Result<(), ConnectionError> {
-    stream.read_exact(to).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => ConnectionError::Closed,
-        _ => error.into(),
-    })
+/// The time-out of the connection is that of each byte; `until` is for all of them.
+fn read_exact(
+    mut stream: &TcpStream,
+    mut to: &mut [u8],
+    until: Option<Instant>,
+) -> Result<(), ConnectionError> {
+    let Some(until) = until else {
+        return stream.read_exact(to).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => ConnectionError::Closed,
+            _ => error.into(),
+        });
+    };
+    while !to.is_empty() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(to) {
+            Ok(0) => return Err(ConnectionError::Closed),
+            Ok(count) => to = &mut to[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::messages::EndedPart;
     use std::net::TcpListener;
 
     const TIMEOUT: Duration = Duration::from_secs(300);
@@ -327,8 +354,8 @@ mod tests {
         let (node, coordinator) = connected([1, 1]);
         let ((mut to, mut from), (mut back, mut inbox)) = (node.unwrap(), coordinator.unwrap());
         for code in 0..3 {
-            to.send(&Message::PartEnded { code }).unwrap();
-            assert_eq!(inbox.receive().unwrap(), Message::PartEnded { code });
+            to.send(&Message::PartEnded(EndedPart::own(code))).unwrap();
+            assert_eq!(inbox.receive().unwrap(), Message::PartEnded(EndedPart::own(code)));
             back.send(&Message::Complete).unwrap();
             assert_eq!(from.receive().unwrap(), Message::Complete);
         }
@@ -355,13 +382,16 @@ mod tests {
             [&u32::try_from(content.len()).unwrap().to_le_bytes()[..], &content, code.as_bytes()].concat()
         };
         let first = framed(&mut codes, &Message::Complete);
-        let second = framed(&mut codes, &Message::PartEnded { code: 7 });
+        let second = framed(&mut codes, &Message::PartEnded(EndedPart::own(7)));
         let received = |frames: &[&[u8]]| {
             let (mut node, coordinator) = pair();
             node.write_all(&frames.concat()).unwrap();
             drop(node);
-            let mut receiver =
-                Receiver { stream: Arc::new(coordinator), codes: Codes { key: [1; 32], next: 0 } };
+            let mut receiver = Receiver {
+                stream: Arc::new(coordinator),
+                codes: Codes { key: [1; 32], next: 0 },
+                until: None,
+            };
             let all: Vec<_> = std::iter::from_fn(|| receiver.receive().ok()).collect();
             all.len()
         };
@@ -374,6 +404,30 @@ mod tests {
             let mut changed = first.clone();
             changed[place] ^= 1;
             assert_eq!(received(&[&changed]), 0, "byte {place}");
+        }
+    }
+
+    /// Whoever sends a byte now and then must not have a place for ever.
+    #[test]
+    fn an_end_that_proves_nothing_has_one_time_for_all_it_sends() {
+        const SHORT: Duration = Duration::from_millis(300);
+        let hello = [&MAGIC[..], &VERSION.to_le_bytes(), &[0; NONCE_BYTES]].concat();
+        // Within the first lines, and within the first message.
+        for at_once in [&hello[..1], &[&hello[..], &1000_u32.to_le_bytes()].concat()] {
+            let (mut stranger, coordinator) = pair();
+            stranger.write_all(at_once).unwrap();
+            let begun = Instant::now();
+            let drip = std::thread::spawn(move || {
+                while stranger.write_all(&[0]).is_ok() && begun.elapsed() < TIMEOUT {
+                    std::thread::sleep(SHORT / 10);
+                }
+            });
+            let opened = open(coordinator, &ClusterKey([1; 32]), Side::Coordinator, SHORT);
+            let error = opened.and_then(|(_, mut receiver)| receiver.receive()).unwrap_err();
+            let is_late = matches!(&error, ConnectionError::Io(error)
+                if matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock));
+            assert!(is_late && begun.elapsed() >= SHORT, "{error}");
+            drip.join().unwrap();
         }
     }
 

@@ -24,12 +24,13 @@ use super::gate::{Gate, GateEnd};
 use super::job_network::JobNetwork;
 use super::join::Unreachable;
 use super::links::{Joining, Link};
-use super::messages::{End, Join, Message, Restart, StopHow, Welcome};
+use super::messages::{End, EndedPart, IdlePart, Join, Message, Restart, StopHow, Welcome};
 use super::options::OnNodeLoss;
 use super::rejoin::Rejoin;
 use super::sockets::{self, LauncherConnections};
 use super::spares::Spares;
 use super::stored_log::StoredLog;
+use crate::job::status::unix_ms;
 use crate::sys::deadline::{NODE_CAUSE_WINDOW, NODE_CONNECTIONS_END_TIMEOUT, NODE_FIRST_RETRY_INTERVAL};
 use crate::sys::error::{BadInput, EXIT_BAD_INPUT, EXIT_OWN, bad_input};
 use anyhow::{Context, Result, anyhow};
@@ -40,12 +41,13 @@ use ckpt_cut::FromLauncher;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use cut::RanksOfAll;
 use log::LogThread;
+use signal_hook::consts::SIGKILL;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use stopping::Stopping;
 
 /// What the thread takes.
@@ -78,9 +80,9 @@ pub(super) enum Input {
     },
     /// A snapshot is wanted.
     Request,
-    PartEnded {
-        code: i32,
-    },
+    PartEnded(EndedPart),
+    /// The part here does nothing; or works again.
+    Idle(Option<IdlePart>),
     Stop {
         why: String,
         how: StopHow,
@@ -93,8 +95,10 @@ pub(super) enum Input {
     Log(log::Answer),
     /// Node 0 is about to restart the job.
     Restarting(Restart),
-    /// Node 0 restarts it now.
-    Resume,
+    /// Node 0 restarts it now. These snapshots contain what made it fail.
+    Resume {
+        excluded: Vec<AttemptId>,
+    },
     /// Node 0 does not restart it.
     GiveUp(End),
     /// Another node cannot be reached in the network of the job.
@@ -128,6 +132,8 @@ pub enum Notice {
     NotTaken(String),
     /// The job was to be ended with a snapshot, cannot be saved, and runs on.
     RunsOn(String),
+    /// The same, and it ends within the grace period: it gets SIGTERM.
+    Terminate(String),
     /// All parts run.
     Running,
     /// The session is over on all nodes. At node 0: [`Cluster::give_up`], or [`Cluster::announce`] and [`Cluster::resume`].
@@ -285,9 +291,14 @@ impl Cluster {
         self.input(Input::Request);
     }
 
-    /// The part of the job here has ended by itself.
-    pub fn part_ended(&self, code: i32) {
-        self.input(Input::PartEnded { code });
+    /// The part of the job here has ended.
+    pub fn part_ended(&self, end: EndedPart) {
+        self.input(Input::PartEnded(end));
+    }
+
+    /// The part of the job here does nothing; or works again.
+    pub fn is_idle(&self, part: Option<IdlePart>) {
+        self.input(Input::Idle(part));
     }
 
     /// Ends the job on all nodes.
@@ -307,9 +318,9 @@ impl Cluster {
         self.input(Input::Restarting(restart));
     }
 
-    /// Resumes the job. From node 0, after [`Notice::Over`].
-    pub fn resume(&self) {
-        self.input(Input::Resume);
+    /// Resumes the job, not from these snapshots if there are others. From node 0, after [`Notice::Over`].
+    pub fn resume(&self, excluded: Vec<AttemptId>) {
+        self.input(Input::Resume { excluded });
     }
 
     /// Ends the job, which is not restarted. From node 0, after [`Notice::Over`].
@@ -364,6 +375,8 @@ struct Host {
     /// Node 0: which parts have ended with 0.
     ended: BTreeSet<u32>,
     has_part_ended: bool,
+    /// Node 0: parts that do nothing, since when, and what their watchdogs say.
+    idle: BTreeMap<u32, (u64, String)>,
     /// The supervisor has a session, or starts one.
     has_session: bool,
     /// The resume that waits for the end of it.
@@ -373,8 +386,10 @@ struct Host {
     failing: Option<(u32, End, Instant)>,
     /// The session is over, and another one may follow.
     is_waiting: bool,
-    /// When node 0 was heard last.
-    heard: Instant,
+    /// When each node was heard last with which this one is connected.
+    heard: BTreeMap<u32, Instant>,
+    /// When times were looked at last.
+    watched: Instant,
     /// All parts have ended with 0, which is being recorded. Nothing else counts.
     is_completing: bool,
     is_over: bool,
@@ -391,6 +406,7 @@ impl Host {
     fn new(parts: HostParts, inputs: Sender<Input>, notices: Sender<Notice>) -> std::io::Result<Self> {
         let HostParts { me, settings, links, log, excluded, usable, grace, ports, addresses, .. } = parts;
         let (spares, own, on_loss) = (parts.spares, parts.own, parts.on_loss);
+        let heard = links.keys().map(|rank| (*rank, Instant::now())).collect();
         let mut peer = Peer::new(me, settings, Duration::ZERO);
         peer.exclude(excluded);
         let log = log.map(|log| LogThread::start(log, inputs.clone())).transpose()?;
@@ -413,12 +429,14 @@ impl Host {
             usable,
             ended: BTreeSet::new(),
             has_part_ended: false,
+            idle: BTreeMap::new(),
             has_session: false,
             settling: None,
             stopping: None,
             failing: None,
             is_waiting: false,
-            heard: Instant::now(),
+            heard,
+            watched: Instant::now(),
             is_completing: false,
             is_over: false,
             spares,
@@ -464,13 +482,31 @@ impl Host {
 
     fn deadline(&self) -> Instant {
         let next = self.begun + self.peer.next_tick();
-        let silent = (!self.is_coordinator()).then(|| self.heard + self.settings.silence);
+        let silent = self.heard.values().min().map(|heard| *heard + self.patience());
         let stopped = self.stopping.as_ref().and_then(Stopping::deadline);
         let failed = self.failing.as_ref().map(|(_, _, until)| *until);
         let cut = self.ranks.next_tick().map(|next| self.begun + next);
         let next = [Some(next), silent, stopped, failed, cut].into_iter().flatten().min().unwrap_or(next);
         // A state machine that wants to be called at once must not keep this thread busy.
         next.max(Instant::now() + Duration::from_millis(1))
+    }
+
+    /// How long another node may be silent. The protocol of snapshots notices a silent node before, and says more, where it
+    /// awaits one: not while the job waits for a restart, or for the store.
+    fn patience(&self) -> Duration {
+        self.settings.silence + if self.is_coordinator() { self.settings.beat * 2 } else { Duration::ZERO }
+    }
+
+    /// The node that is silent for the longest, if that is too long.
+    fn silent(&mut self) -> Option<(u32, Duration)> {
+        // The time for which this process itself was paused says nothing of the others.
+        let pause = std::mem::replace(&mut self.watched, Instant::now()).elapsed();
+        if pause > self.settings.beat * 2 {
+            self.heard.values_mut().for_each(|heard| *heard += pause);
+        }
+        let (rank, heard) = self.heard.iter().min_by_key(|(_, heard)| **heard)?;
+        let silence = heard.elapsed();
+        (silence >= self.patience()).then_some((*rank, silence))
     }
 
     fn watch_times(&mut self) {
@@ -484,10 +520,9 @@ impl Host {
         if self.stopping.as_ref().and_then(Stopping::deadline).is_some_and(|until| until <= Instant::now()) {
             return self.not_saved("no snapshot was taken in time (--grace)");
         }
-        let silence = self.heard.elapsed();
-        if !self.is_coordinator() && silence >= self.settings.silence {
-            let why = format!("node 0, the coordinator, is silent for {} s", silence.as_secs());
-            return self.end_after_loss(why);
+        if let Some((rank, silence)) = self.silent() {
+            let what = if rank == 0 { ", the coordinator," } else { "" };
+            return self.end_after_loss(format!("node {rank}{what} is silent for {} s", silence.as_secs()));
         }
         self.tick();
     }
@@ -507,7 +542,7 @@ impl Host {
             Input::Joining(joining) => self.admit_spare(*joining),
             Input::Received { rank, number, message } => {
                 if self.links.get(&rank).is_some_and(|link| link.number == number) {
-                    self.heard = Instant::now();
+                    self.heard.insert(rank, Instant::now());
                     self.receive(rank, message);
                 }
             }
@@ -524,17 +559,18 @@ impl Host {
             Input::Locate { address } => self.tell_coordinator(Message::Locate { address }),
             Input::Ranks { attempt, message } => self.tell_coordinator(Message::Ranks { attempt, message }),
             Input::Request => self.tell_coordinator(Message::Request),
-            Input::PartEnded { code } => {
+            Input::PartEnded(end) => {
                 self.has_part_ended = true;
-                self.tell_coordinator(Message::PartEnded { code });
+                self.tell_coordinator(Message::PartEnded(end));
             }
+            Input::Idle(part) => self.tell_coordinator(Message::Idle { part }),
             Input::Stop { why, how } => {
                 let why = format!("node {}: {why}", self.me.rank);
                 self.tell_coordinator(Message::Stop { why, how });
             }
             Input::SessionEnded { ports } => self.session_ended(ports),
             Input::Restarting(restart) => self.announce(restart),
-            Input::Resume => self.resume(),
+            Input::Resume { excluded } => self.resume(excluded),
             Input::GiveUp(end) => self.end(end),
             Input::Unreachable { why } => {
                 let why = format!("node {}: {why}", self.me.rank);
@@ -573,28 +609,19 @@ impl Host {
                     gate.cut(message);
                 }
             }
-            // It was killed, since the session is over.
-            Message::PartEnded { .. } if self.is_waiting => {}
-            Message::PartEnded { code: 0 } => {
-                self.ended.insert(rank);
-                if self.ended.len() == self.settings.nodes as usize {
-                    self.complete();
-                }
-            }
-            // Its end may be the consequence of the loss of another node, which is about to show.
-            Message::PartEnded { code } => {
-                let why = format!("node {rank}: its part of the job ended with exit code {code}");
-                let until = Instant::now() + NODE_CAUSE_WINDOW;
-                self.failing.get_or_insert((rank, End::failure(why, code), until));
-            }
+            Message::PartEnded(end) => self.part_ended(rank, end),
+            Message::Idle { part } => self.part_is_idle(rank, part),
             // Sessions run only after this launcher has begun to coordinate.
-            Message::Request => drop(self.peer.request(self.now())),
+            Message::Request if !self.is_terminating() => drop(self.peer.request(self.now())),
+            // The job is about to end.
+            Message::Request => {}
             Message::Stop { why, how } => self.stop(why, how),
             Message::Stopping => self.aftermath.is_to_stop.store(true, Ordering::SeqCst),
             Message::RunsOn { why } => {
                 self.aftermath.is_to_stop.store(false, Ordering::SeqCst);
                 let _ = self.notices.send(Notice::RunsOn(why));
             }
+            Message::Terminate { why } => drop(self.notices.send(Notice::Terminate(why))),
             Message::Over(end) => self.over(0, end),
             Message::Restarting(restart) => self.announce(restart),
             Message::Complete => {
@@ -615,9 +642,68 @@ impl Host {
         }
     }
 
+    /// A part of the job has ended, by itself or by its launcher.
+    fn part_ended(&mut self, rank: u32, EndedPart { code, why, hung_ms }: EndedPart) {
+        if self.is_waiting {
+            // It was killed, since the session is over.
+            return;
+        }
+        if code == 0 {
+            self.ended.insert(rank);
+        }
+        if self.ended.len() == self.settings.nodes as usize {
+            return self.complete();
+        }
+        if self.is_terminating() {
+            return self.part_terminated(rank);
+        }
+        if code == 0 {
+            return self.look_for_hang();
+        }
+        let what = why.unwrap_or_else(|| format!("its part of the job ended with exit code {code}"));
+        let hung_since_unix_ms = hung_ms.map(|ms| unix_ms(SystemTime::now()).saturating_sub(ms));
+        let end = End { hung_since_unix_ms, ..End::failure(format!("node {rank}: {what}"), code) };
+        // Its end may be the consequence of the loss of another node, which is about to show, or of the end of a part that
+        // hung: launchers tell that at about the same time.
+        match &mut self.failing {
+            Some((first, known, _)) if end.hung_since_unix_ms.is_some() => {
+                let since = known.hung_since_unix_ms.into_iter().chain(end.hung_since_unix_ms).min();
+                if known.hung_since_unix_ms.is_none() {
+                    (*first, *known) = (rank, end);
+                }
+                known.hung_since_unix_ms = since;
+            }
+            Some(_) => {}
+            None => self.failing = Some((rank, end, Instant::now() + NODE_CAUSE_WINDOW)),
+        }
+    }
+
+    fn part_is_idle(&mut self, rank: u32, part: Option<IdlePart>) {
+        self.idle.remove(&rank);
+        if let Some(IdlePart { what, idle_ms }) = part {
+            self.idle.insert(rank, (unix_ms(SystemTime::now()).saturating_sub(idle_ms), what));
+        }
+        self.look_for_hang();
+    }
+
+    /// The job hangs if no part does anything. A part that does nothing may wait for one that works.
+    fn look_for_hang(&mut self) {
+        let has_stopped = |rank| self.idle.contains_key(&rank) || self.ended.contains(&rank);
+        if self.is_waiting || self.stopping.is_some() || !(0..self.settings.nodes).all(has_stopped) {
+            return;
+        }
+        // Until then the job has made progress.
+        let Some((rank, (since, what))) = self.idle.iter().max_by_key(|(_, (since, _))| *since) else {
+            return;
+        };
+        let why = format!("no node has done anything since node {rank} did: {what}");
+        let end = End { hung_since_unix_ms: Some(*since), ..End::failure(why, 128 + SIGKILL) };
+        self.over(*rank, end);
+    }
+
     fn receive_snapshot(&mut self, rank: u32, envelope: Envelope) {
         let aborted = match &envelope.message {
-            ckpt_cluster::Message::Abort { attempt, .. } => Some(*attempt),
+            ckpt_cluster::Message::Abort { attempt, reason, .. } => Some((*attempt, reason.clone())),
             _ => None,
         };
         match envelope.open() {
@@ -627,8 +713,8 @@ impl Host {
                 return self.end(End::failure(error.to_string(), EXIT_OWN));
             }
         }
-        if let Some(attempt) = aborted {
-            self.give_up(attempt, "the coordinator has given it up, see the messages of node 0");
+        if let Some((attempt, reason)) = aborted {
+            self.give_up(attempt, &reason);
         }
     }
 
@@ -727,6 +813,7 @@ impl Host {
                 (self.has_session, self.has_part_ended, self.is_waiting) = (true, false, false);
                 // What has come of the session before, after the decision to restart the job.
                 (self.ended, self.failing) = (BTreeSet::new(), None);
+                self.idle.clear();
                 let from = from.map(|(part, hash)| (part.attempt, hash));
                 let _ = self.notices.send(Notice::Load(Load { gate, from }));
             }
@@ -874,7 +961,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     /// Of two nodes.
-    fn host(rank: u32) -> (Host, Receiver<Input>, Receiver<Notice>) {
+    pub(super) fn host(rank: u32) -> (Host, Receiver<Input>, Receiver<Notice>) {
         let settings = Settings {
             nodes: 2,
             parts: 2,
@@ -963,13 +1050,77 @@ mod tests {
     #[test]
     fn the_end_of_a_part_counts_for_its_session_only() {
         let (mut host, inbox, _notices) = host(0);
-        host.receive(1, Message::PartEnded { code: 0 });
-        let why = Message::PartEnded { code: 137 };
-        host.receive(1, why);
+        host.receive(1, Message::PartEnded(EndedPart::own(0)));
+        host.receive(1, Message::PartEnded(EndedPart::own(137)));
         assert!(host.failing.is_some() && host.ended.len() == 1);
         host.order(AttemptId { epoch: 1, number: 1 }, load());
         assert!(host.failing.is_none() && host.ended.is_empty());
         drop(inbox);
+    }
+
+    fn part_ended(host: &mut Host, rank: u32, code: i32, hung_ms: Option<u64>) {
+        let why = hung_ms.map(|_| "it hung".to_owned());
+        host.receive(rank, Message::PartEnded(EndedPart { code, why, hung_ms }));
+    }
+
+    /// A part that hung was killed. That of the other node fails for lack of it, and its launcher may tell it first.
+    #[test]
+    fn a_hang_is_the_cause_whoever_tells_it_first() {
+        for hung_first in [true, false] {
+            let (mut host, _inbox, _notices) = host(0);
+            let ends = [(1, 137, Some(60_000)), (0, 1, None)];
+            for (rank, code, hung_ms) in if hung_first { ends } else { [ends[1], ends[0]] } {
+                part_ended(&mut host, rank, code, hung_ms);
+            }
+            let (rank, end, _) = host.failing.unwrap();
+            let ago = unix_ms(SystemTime::now()) - end.hung_since_unix_ms.unwrap();
+            assert_eq!((rank, &*end.why, end.code), (1, "node 1: it hung", 137));
+            assert!((60_000..120_000).contains(&ago), "{ago}");
+        }
+    }
+
+    #[test]
+    fn a_job_hangs_once_no_part_does_anything() {
+        let idle = |idle_ms| Message::Idle { part: Some(IdlePart { what: "idle".to_owned(), idle_ms }) };
+        let over = |messages: &[(u32, Message)]| {
+            let (mut host, _inbox, notices) = host(0);
+            messages.iter().for_each(|(rank, message)| host.receive(*rank, message.clone()));
+            notices
+                .try_iter()
+                .find_map(|notice| if let Notice::Over(end) = notice { Some(end) } else { None })
+        };
+        let own = |code| Message::PartEnded(EndedPart::own(code));
+        assert!(over(&[(1, idle(9000))]).is_none(), "it may wait for node 0");
+        let works = Message::Idle { part: None };
+        assert!(over(&[(1, idle(9000)), (1, works), (0, idle(9000))]).is_none());
+        let end = over(&[(1, idle(9000)), (0, idle(5000))]).unwrap();
+        assert!(end.why.starts_with("no node has done anything since node 0 did"), "{}", end.why);
+        let ago = unix_ms(SystemTime::now()) - end.hung_since_unix_ms.unwrap();
+        assert!((5000..9000).contains(&ago), "since the last one has worked: {ago}");
+        assert!(over(&[(1, idle(9000)), (0, own(0))]).is_some(), "the other part has ended");
+        assert!(over(&[(0, own(0)), (1, idle(9000))]).is_some());
+    }
+
+    /// Nothing is awaited of the nodes while the job waits for its restart.
+    #[test]
+    fn a_silent_node_is_lost_whatever_the_job_does() {
+        const SHORT: Duration = Duration::from_secs(1);
+        for is_silent in [false, true] {
+            let (mut host, _inbox, notices) = host(0);
+            (host.settings.silence, host.settings.beat) = (SHORT, SHORT / 10);
+            host.over(1, End::failure("node 1: its part has failed".to_owned(), 1));
+            let heard = Instant::now() - if is_silent { SHORT * 2 } else { SHORT / 2 };
+            host.heard.insert(1, heard);
+            host.watched = Instant::now();
+            host.watch_times();
+            let end = told_end(&notices);
+            assert_eq!(end.map(|end| end.why), is_silent.then(|| "node 1 is silent for 2 s".to_owned()));
+            // A launcher that was paused itself has heard nobody.
+            (host.is_over, host.watched) = (false, heard);
+            host.heard.insert(1, heard);
+            host.watch_times();
+            assert!(told_end(&notices).is_none());
+        }
     }
 
     #[test]

@@ -106,12 +106,20 @@ pub(super) fn listen(
     let (key, inputs) = (key.clone(), inputs.clone());
     let accept = move || {
         let strangers = Arc::new(AtomicUsize::new(0));
+        let mut is_full = false;
         loop {
             let Ok((stream, address)) = listener.accept() else {
                 std::thread::sleep(ACCEPT_RETRY_INTERVAL);
                 continue;
             };
-            if strangers.load(Ordering::SeqCst) >= most {
+            let was_full = std::mem::replace(&mut is_full, strangers.load(Ordering::SeqCst) >= most);
+            if is_full {
+                if !was_full {
+                    tracing::warn!(
+                        "{most} connections have not proved within {} s each that they have the key: new ones are closed, also those of nodes, which try again",
+                        NODE_CONNECTION_TIMEOUT.as_secs()
+                    );
+                }
                 continue;
             }
             strangers.fetch_add(1, Ordering::SeqCst);

@@ -6,9 +6,10 @@ use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,14 +97,53 @@ pub struct End {
     pub is_saved: bool,
     /// The launchers that are left start again, and wait until all nodes are there.
     pub is_to_rejoin: bool,
+    /// The job hung: it has done nothing since then, in milliseconds since 1970 by the clock of node 0.
+    pub hung_since_unix_ms: Option<u64>,
 }
 
 impl End {
     /// Something has failed.
     #[must_use]
     pub fn failure(why: String, code: i32) -> Self {
-        Self { why, code, is_requested: false, is_saved: false, is_to_rejoin: false }
+        let hung_since_unix_ms = None;
+        Self { why, code, is_requested: false, is_saved: false, is_to_rejoin: false, hung_since_unix_ms }
     }
+}
+
+impl End {
+    /// Since when the job has done nothing, if it hung.
+    #[must_use]
+    pub fn hung_since(&self) -> Option<SystemTime> {
+        self.hung_since_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms))
+    }
+}
+
+/// How a part of the job has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedPart {
+    /// Its exit code, or that of ckpt-run.
+    pub code: i32,
+    /// Why ckpt-run has ended it.
+    pub why: Option<String>,
+    /// It hung: how long it had done nothing, in milliseconds. Not since when: the clocks of nodes differ.
+    pub hung_ms: Option<u64>,
+}
+
+impl EndedPart {
+    /// It has ended by itself.
+    #[must_use]
+    pub fn own(code: i32) -> Self {
+        Self { code, why: None, hung_ms: None }
+    }
+}
+
+/// A part of the job that does nothing, for as long as a job on one machine would hang. It may wait for another part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdlePart {
+    /// What its watchdog has seen.
+    pub what: String,
+    /// How long it has done nothing, in milliseconds.
+    pub idle_ms: u64,
 }
 
 /// The job is restarted on all nodes.
@@ -115,6 +155,8 @@ pub struct Restart {
     pub restarts: u32,
     /// The time until then, in milliseconds.
     pub wait_ms: u64,
+    /// Whether newer snapshots are left out, since they may hold what made it fail.
+    pub is_older: bool,
 }
 
 /// How a job is ended that has not come to its end.
@@ -193,10 +235,12 @@ pub enum Message {
         /// What it says.
         message: ToLauncher,
     },
-    /// From a node: its part of the job has ended by itself.
-    PartEnded {
-        /// With this exit code.
-        code: i32,
+    /// From a node: its part of the job has ended.
+    PartEnded(EndedPart),
+    /// From a node: its part of the job does nothing; or works again.
+    Idle {
+        /// What it does not do.
+        part: Option<IdlePart>,
     },
     /// From a node: a snapshot is wanted.
     Request,
@@ -212,6 +256,11 @@ pub enum Message {
     /// From the coordinator: the job was to be ended with a snapshot, cannot be saved, and runs on.
     RunsOn {
         /// Why.
+        why: String,
+    },
+    /// From the coordinator: the job is to end within the grace period, and cannot be saved. Its parts get SIGTERM.
+    Terminate {
+        /// Why it cannot be saved.
         why: String,
     },
     /// From the coordinator: the session is over on all nodes, for this reason. Another one may follow.

@@ -34,7 +34,7 @@ pub use gate::{Gate, GateEnd};
 pub use host::{Cluster, Load, Notice};
 pub use job_network::{JobNetwork, delete_left_interfaces, left_interfaces};
 pub use join::{Member, Wanted, has_snapshots, join};
-pub use messages::{End, HeldPart, Join, Restart, StopHow};
+pub use messages::{End, EndedPart, HeldPart, IdlePart, Join, Restart, StopHow};
 pub use options::{Coordinator, NodeOptions, OnNodeLoss};
 pub use packet_rule::PacketRule;
 pub use rejoin::Rejoin;

@@ -39,6 +39,13 @@ pub enum Event {
     Lost(Loss),
     /// The job hangs.
     Hung(Hang),
+    /// The part here of a job on several nodes does nothing, for as long as a job would hang.
+    Idle(Hang),
+    /// It works again.
+    Works {
+        /// The init of its session.
+        init_pid: i32,
+    },
     /// News from the other nodes of the job.
     Nodes(Notice),
     /// A checkpoint is over.
@@ -71,6 +78,15 @@ pub struct Hang {
     pub since: SystemTime,
     /// Where the stacks are saved, if that succeeded.
     pub stacks: Option<PathBuf>,
+}
+
+impl Hang {
+    /// What hangs, and where its stacks are.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let stacks = self.stacks.as_ref().map(|at| format!("; stacks are in {}", at.display()));
+        format!("{}{}", self.what, stacks.unwrap_or_default())
+    }
 }
 
 /// Whether a signal asks the job to end.

@@ -437,20 +437,30 @@ fn report(end: &End) -> i32 {
     let fix = if end.code == EXIT_BAD_INPUT { "Fix the cause. " } else { "" };
     if end.is_to_rejoin {
         tracing::warn!("the job has ended on all nodes: {}. It is resumed when all nodes are there", end.why);
-    } else if end.is_requested {
+    } else if end.is_requested && end.is_saved {
         tracing::info!("the job has ended on all nodes: {}. {AGAIN}", end.why);
+    } else if end.is_requested {
+        tracing::warn!(
+            "the job has ended on all nodes: {}. What it has done since its newest snapshot is lost. {AGAIN}",
+            end.why
+        );
     } else {
         tracing::error!("the job has ended on all nodes: {}. {fix}{AGAIN}", end.why);
     }
     end.code
 }
 
+/// An older snapshot may have its part.
+#[derive(Debug, thiserror::Error)]
+#[error("the part of the snapshot has disappeared from the store")]
+struct MissingPart;
+
 /// Where this launcher starts, as the coordinator says.
 fn resume_point(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<Resume> {
     let Some((attempt, _)) = &load.from else { return Ok(Resume::Never) };
     let is_it = |(_, part): &(SnapshotId, HeldPart)| part.log == cluster.log().0 && part.attempt == *attempt;
     let found = held_parts(opened)?.into_iter().find(is_it);
-    let (id, _) = found.context("the part of the snapshot has disappeared from the store")?;
+    let (id, _) = found.ok_or(MissingPart)?;
     Ok(Resume::Snapshot(id.to_string()))
 }
 
@@ -508,12 +518,16 @@ impl Supervisor<'_> {
         mut self,
         cluster: &Cluster,
         mut load: Load,
-        mut candidates: Vec<SnapshotId>,
+        candidates: Vec<SnapshotId>,
     ) -> Result<i32, Over> {
+        let mut candidates = Ok(candidates);
         loop {
             self.begun_at = SystemTime::now();
             let signals = &self.context.opened.signals;
-            let started = signals.while_busy(|| self.start_part(cluster, &load, &candidates));
+            let started = match candidates {
+                Ok(candidates) => signals.while_busy(|| self.start_part(cluster, &load, &candidates)),
+                Err(missing) => Err((missing, true)),
+            };
             let (mut own_error, mut ended) = (None, None);
             match started {
                 Ok(Ok(job)) => match self.serve_part(job, &load)? {
@@ -538,7 +552,10 @@ impl Supervisor<'_> {
                 (Err(end), Some(error)) if self.is_first => return Err(Over::Told(error, end.code)),
                 (Err(end), _) => return Ok(report(&end)),
             };
-            candidates = self.decide_again(cluster, &load)?;
+            candidates = match self.decide_again(cluster, &load) {
+                Err(error) if !error.is::<MissingPart>() => return Err(error.into()),
+                decided => decided,
+            };
         }
     }
 
@@ -606,15 +623,15 @@ impl Supervisor<'_> {
             SessionOutcome::OverOnNodes(end) => {
                 journal.add(&Entry::new(EventKind::Failed, &end.why[..]).measured(measured));
                 let is_resumed = self.began_from.is_some();
-                let is_first_start = is_first && !is_resumed;
                 let failure = Failure {
-                    is_first_start,
+                    // A job that hung had begun to work.
+                    is_first_start: is_first && !is_resumed && end.hung_since_unix_ms.is_none(),
                     is_resumed,
                     has_run: true,
                     ran_for: duration,
                     saved_after,
                     is_doubtful: false,
-                    next_older_by: None,
+                    next_older_by: self.older_one().map(|older| older.older_by),
                 };
                 Ok(PartEnd::Over(end, failure))
             }

@@ -31,7 +31,7 @@ use crate::agents::{Agents, Loss};
 use crate::checkpoint::attempt::{AfterDump, AttemptError};
 use crate::checkpoint::running_job::RunningJob;
 use crate::checkpoint::stall::stall_us;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, EndedPart};
 use crate::job::alive::Heartbeat;
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::status::cut_text;
@@ -169,7 +169,8 @@ impl<'a> JobSession<'a> {
                     tracing::error!("the job's namespace was ended by another process");
                     self.exit_code = Some(EXIT_OWN);
                     if let Some(cluster) = self.shared.nodes {
-                        cluster.part_ended(EXIT_OWN);
+                        let why = "its namespace was ended by another process".to_owned();
+                        cluster.part_ended(EndedPart { why: Some(why), ..EndedPart::own(EXIT_OWN) });
                     }
                 }
                 Some(Event::Signal(signal)) => self.signal(signal),
@@ -180,6 +181,8 @@ impl<'a> JobSession<'a> {
                 Some(Event::Preempt(why, call)) => self.preempt(&why, call, None),
                 Some(Event::Lost(loss)) => self.end_after_loss(loss),
                 Some(Event::Hung(hang)) => self.end_hung(hang),
+                Some(Event::Idle(hang)) => self.part_is_idle(&hang),
+                Some(Event::Works { init_pid }) => self.part_works(init_pid),
                 Some(Event::Nodes(notice)) => self.node_notice(notice),
                 Some(Event::Attempted { result, answer, after_dump }) => {
                     self.attempted(result, answer, after_dump);
@@ -387,7 +390,7 @@ fn start_watchdog(shared: &RunContext, job: &RunningJob) -> Result<Option<Watchd
     let watched = Watched {
         tree: Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid },
         activity_probe: job.agents.as_ref().map(Agents::activity_probe),
-        has_all_ranks: shared.nodes.is_none(),
+        is_whole: shared.nodes.is_none(),
         timeout: config.hang_timeout,
         every: config.monitor_interval,
         dir: shared.opened.dir.clone(),

@@ -1,5 +1,6 @@
-//! Hang detection: of the whole job, here, and of single ranks of NCCL (`late.rs`). A job hangs if, for `--hang-timeout`, no process has used the CPU or called its GPU, or if one process
-//! has been stopped for that long.
+//! Hang detection: of the whole job, here, and of single ranks of NCCL (`late.rs`). A job hangs if, for `--hang-timeout`, no
+//! process has used the CPU or called its GPU, or if one process has been stopped for that long. A part of a job on several
+//! nodes that does nothing may wait for another one: node 0 is told, and the job hangs if all parts do nothing.
 //!
 //! CPU time is no progress in a process that waits for its GPU, since drivers spin. A process waits while one of its
 //! threads stays in the same waiting call, or polls in vain whether the GPU is done, and no thread submits work. Other
@@ -45,8 +46,8 @@ pub struct Watched {
     pub tree: Tree,
     /// Asks their interposers, if they have any.
     pub activity_probe: Option<ActivityProbe>,
-    /// Whether all ranks of the job are on this machine. Otherwise one that looks late may wait for a rank on another node.
-    pub has_all_ranks: bool,
+    /// Whether the whole job is on this machine. Otherwise what looks late, or does nothing, may wait for another node.
+    pub is_whole: bool,
     /// When a job that makes no progress is ended; `None` is never.
     pub timeout: Option<HangTimeout>,
     /// The polling interval with a timeout; several polls fit into each limit in any case.
@@ -96,12 +97,22 @@ impl Watchdog {
     pub fn begin(watched: Watched, events: Sender<Event>) -> Result<Self> {
         let (stop, stopped) = bounded(0);
         let work = move || {
-            let Some((what, since)) = watch(&watched, &stopped) else { return };
-            let stacks = stacks::keep(&watched.dir, watched.tree, &what);
-            let stacks = stacks
-                .inspect_err(|error| tracing::warn!("cannot save the stacks of the hung job: {error:#}"))
-                .ok();
-            let _ = events.send(Event::Hung(Hang { init_pid: watched.tree.init_pid, what, since, stacks }));
+            let hang = |(what, since): (String, SystemTime)| {
+                let stacks = stacks::keep(&watched.dir, watched.tree, &what);
+                let stacks = stacks
+                    .inspect_err(|error| tracing::warn!("cannot save the stacks of the hung job: {error:#}"))
+                    .ok();
+                Hang { init_pid: watched.tree.init_pid, what, since, stacks }
+            };
+            let of_part = |found: Option<(String, SystemTime)>| {
+                let _ = events.send(match found {
+                    Some(found) => Event::Idle(hang(found)),
+                    None => Event::Works { init_pid: watched.tree.init_pid },
+                });
+            };
+            if let Some(found) = watch(&watched, &stopped, &of_part) {
+                let _ = events.send(Event::Hung(hang(found)));
+            }
         };
         let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(work);
         thread.context("cannot start the watchdog")?;
@@ -109,8 +120,13 @@ impl Watchdog {
     }
 }
 
-/// Watches until the job hangs, or until the [`Watchdog`] is dropped.
-fn watch(watched: &Watched, stopped: &Receiver<()>) -> Option<(String, SystemTime)> {
+/// Watches until the job hangs, or until the [`Watchdog`] is dropped. Tells when a part of a job does nothing, and when it works
+/// again.
+fn watch(
+    watched: &Watched,
+    stopped: &Receiver<()>,
+    of_part: &dyn Fn(Option<(String, SystemTime)>),
+) -> Option<(String, SystemTime)> {
     let status = &watched.status;
     let late_limit = late_limit();
     let every = watched.polling_interval(late_limit);
@@ -119,6 +135,7 @@ fn watch(watched: &Watched, stopped: &Receiver<()>) -> Option<(String, SystemTim
     let mut alarms = Alarms::default();
     let mut disturbances = status.disturbances();
     let mut polled = Instant::now();
+    let mut is_told = false;
     loop {
         if stopped.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
             return None;
@@ -133,8 +150,7 @@ fn watch(watched: &Watched, stopped: &Receiver<()>) -> Option<(String, SystemTim
         let was_asleep =
             now.saturating_duration_since(std::mem::replace(&mut polled, now)) > every * 3 + SLACK;
         let is_disturbed = is_disturbed || was_asleep;
-        let late =
-            if watched.has_all_ranks { late_ranks.update(&seen, now, is_disturbed) } else { Vec::new() };
+        let late = if watched.is_whole { late_ranks.update(&seen, now, is_disturbed) } else { Vec::new() };
         status.late_ranks(late.iter().map(|late| late.rank.clone()).collect());
         if let Some(hang) = alarms.update(&late, &watched.journal)
             && watched.timeout == Some(HangTimeout::Auto)
@@ -148,8 +164,18 @@ fn watch(watched: &Watched, stopped: &Receiver<()>) -> Option<(String, SystemTim
         };
         progress.update(seen, now, is_disturbed);
         status.worked(SystemTime::now() - now.saturating_duration_since(progress.worked_until()));
-        if let Some((what, idle)) = progress.hang(now, limit) {
-            return Some((what, SystemTime::now() - idle));
+        match progress.hang(now, limit) {
+            Some(Found { what, idle, is_stopped }) => {
+                let found = (what, SystemTime::now() - idle);
+                if watched.is_whole || is_stopped {
+                    return Some(found);
+                }
+                if !std::mem::replace(&mut is_told, true) {
+                    of_part(Some(found));
+                }
+            }
+            None if std::mem::take(&mut is_told) => of_part(None),
+            None => {}
         }
     }
 }
@@ -202,6 +228,14 @@ enum Since {
     /// It has used the CPU for an unknown purpose.
     Unclear,
     Progress,
+}
+
+/// A job, or a part of one, that does nothing.
+struct Found {
+    what: String,
+    idle: Duration,
+    /// A process is stopped.
+    is_stopped: bool,
 }
 
 /// Observations since the last progress.
@@ -303,8 +337,8 @@ impl Progress {
         self.stopped.values().copied().fold(self.last, Instant::min)
     }
 
-    /// What hangs, and for how long.
-    fn hang(&self, now: Instant, limit: Duration) -> Option<(String, Duration)> {
+    /// What hangs.
+    fn hang(&self, now: Instant, limit: Duration) -> Option<Found> {
         let ago = |at: Instant| now.saturating_duration_since(at);
         let is_idle = ago(self.since) >= limit && !self.is_unclear;
         let longest = self.stopped.iter().min_by_key(|(_, since)| **since);
@@ -320,7 +354,7 @@ impl Progress {
                     "{} has been stopped (SIGSTOP or the like), for about {said} (--hang-timeout)",
                     named(key)
                 );
-                Some((what, ago(*since)))
+                Some(Found { what, idle: ago(*since), is_stopped: true })
             }
             None if is_idle => {
                 let what = match &self.waited {
@@ -334,7 +368,7 @@ impl Progress {
                         )
                     }
                 };
-                Some((what, ago(self.last)))
+                Some(Found { what, idle: ago(self.last), is_stopped: false })
             }
             None => None,
         }
@@ -485,7 +519,7 @@ mod tests {
         let begun = Instant::now();
         let mut progress = Progress::new(with_gpu(0, reported(5, true)), begun);
         progress.update(with_gpu(20, reported(5, true)), begun + LIMIT, false);
-        let (what, idle) = progress.hang(begun + LIMIT, LIMIT).unwrap();
+        let Found { what, idle, .. } = progress.hang(begun + LIMIT, LIMIT).unwrap();
         assert!(what.starts_with("process 10 (p) has waited for its GPU for 20s"), "{what}");
         assert_eq!(idle, LIMIT);
     }

@@ -21,6 +21,7 @@ impl Host {
         self.ranks.end();
         self.tell_all(&Message::Over(end.clone()));
         self.ended.clear();
+        self.idle.clear();
         (self.is_waiting, self.failing) = (true, None);
         self.peer.part_ended(self.now());
         self.peer.end_session(self.now(), rank);
@@ -49,9 +50,11 @@ impl Host {
         let _ = self.notices.send(Notice::Restarting(restart));
     }
 
-    /// Node 0 restarts it.
-    pub(super) fn resume(&mut self) {
+    /// Node 0 restarts it. These snapshots contain what made it fail.
+    pub(super) fn resume(&mut self, excluded: Vec<AttemptId>) {
         (self.is_waiting, self.is_resuming) = (false, true);
+        self.usable = self.usable.saturating_sub(excluded.len());
+        self.peer.exclude(excluded);
         self.peer.resume(self.now());
     }
 }

@@ -3,16 +3,18 @@
 //! ```text
 //!             a last snapshot is requested          committed
 //!   running ───────────────────────────► stopping ─────────────────────────────────────► End, saved
-//!      ▲                                    │ not saved ──► Preempt, Now: ─────────────► End
-//!      └────────────────────────────────────┴──────────────── Save: RunsOn
+//!      ▲                                    │ not saved ──► Preempt: SIGTERM to all parts ──► all have ended, or the end of
+//!      └────────────────────────────────────┴──────────────── Save: RunsOn                    the grace period: End
 //! ```
 //!
-//! A snapshot that was in progress and had captured the job before is followed by another one, if there is time for it.
+//! A snapshot that was in progress before is followed by another one if it had captured the job, and there is time for it, or
+//! if it fails.
 
 use super::{Host, Notice};
 use crate::cluster::messages::{End, Message, StopHow};
 use crate::sys::error::EXIT_PREEMPTED;
 use ckpt_cluster::{AttemptId, Step};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -22,8 +24,16 @@ pub(super) struct Stopping {
     how: StopHow,
     since: Instant,
     grace: Duration,
-    /// The attempt that had captured the job before.
-    earlier: Option<AttemptId>,
+    /// The attempt that was in progress before, and whether it had captured the job.
+    earlier: Option<(AttemptId, bool)>,
+    terminating: Option<Terminating>,
+}
+
+/// The job cannot be saved. Its parts have the rest of the grace period to end by themselves.
+struct Terminating {
+    why: String,
+    /// Parts that have ended with another code than 0.
+    failed: BTreeSet<u32>,
 }
 
 impl Stopping {
@@ -55,11 +65,10 @@ impl Host {
         }
         tracing::info!("{why}: a last snapshot of all nodes is taken, then the job ends");
         self.tell_all(&Message::Stopping);
-        let has_captured =
-            |gate: &&std::sync::Arc<super::Gate>| gate.end().is_none() && gate.has_done(Step::Dump);
-        let earlier = self.gate.as_ref().filter(has_captured).map(|gate| gate.attempt());
-        let grace = self.grace;
-        self.stopping = Some(Stopping { why, how, since: Instant::now(), grace, earlier });
+        let in_progress = self.gate.as_ref().filter(|gate| gate.end().is_none());
+        let earlier = in_progress.map(|gate| (gate.attempt(), gate.has_done(Step::Dump)));
+        let (grace, since) = (self.grace, Instant::now());
+        self.stopping = Some(Stopping { why, how, since, grace, earlier, terminating: None });
         if !self.ended.is_empty() {
             self.not_saved("a part of it has ended already, so no snapshot can be taken");
         } else if !self.peer.request(self.now()) {
@@ -71,7 +80,7 @@ impl Host {
     pub(super) fn stop_committed(&mut self, attempt: AttemptId) {
         let now = self.now();
         let Some(stopping) = &mut self.stopping else { return };
-        if stopping.earlier.take() == Some(attempt) && stopping.has_time() {
+        if stopping.earlier.take() == Some((attempt, true)) && stopping.has_time() {
             self.peer.request(now);
         } else if let Some(stopping) = self.stopping.take() {
             self.end_stopped(format!("{}; its last snapshot is committed", stopping.why), true);
@@ -82,7 +91,7 @@ impl Host {
     pub(super) fn stop_aborted(&mut self, attempt: AttemptId, why: &str) {
         let now = self.now();
         let Some(stopping) = &mut self.stopping else { return };
-        if stopping.earlier.take() == Some(attempt) {
+        if stopping.earlier.take().is_some_and(|(earlier, _)| earlier == attempt) {
             self.peer.request(now);
         } else {
             self.not_saved(&format!("its last snapshot failed: {why}"));
@@ -91,9 +100,18 @@ impl Host {
 
     /// There is no last snapshot.
     pub(super) fn not_saved(&mut self, why: &str) {
-        let Some(stopping) = self.stopping.take() else { return };
+        let Some(mut stopping) = self.stopping.take() else { return };
         if stopping.how != StopHow::Save {
-            return self.end_stopped(format!("{}; {why}", stopping.why), false);
+            let is_over = stopping.deadline().is_some_and(|deadline| deadline <= Instant::now());
+            if is_over || stopping.terminating.is_some() {
+                let why = stopping.terminating.map_or_else(|| why.to_owned(), |terminating| terminating.why);
+                return self.end_stopped(format!("{}; {why}", stopping.why), false);
+            }
+            stopping.terminating = Some(Terminating { why: why.to_owned(), failed: BTreeSet::new() });
+            self.stopping = Some(stopping);
+            self.tell_all(&Message::Terminate { why: why.to_owned() });
+            let _ = self.notices.send(Notice::Terminate(why.to_owned()));
+            return;
         }
         tracing::warn!("{}, and runs on: {why}", stopping.why);
         self.aftermath.is_to_stop.store(false, Ordering::SeqCst);
@@ -101,8 +119,100 @@ impl Host {
         let _ = self.notices.send(Notice::RunsOn(why.to_owned()));
     }
 
+    /// Whether the parts of the job have been told to end by themselves.
+    pub(super) fn is_terminating(&self) -> bool {
+        self.stopping.as_ref().is_some_and(|stopping| stopping.terminating.is_some())
+    }
+
+    /// A part has ended meanwhile, not all of them with 0.
+    pub(super) fn part_terminated(&mut self, rank: u32) {
+        let stopping = self.stopping.as_mut();
+        let Some(terminating) = stopping.and_then(|stopping| stopping.terminating.as_mut()) else { return };
+        if !self.ended.contains(&rank) {
+            terminating.failed.insert(rank);
+        }
+        if terminating.failed.len() + self.ended.len() == self.settings.nodes as usize {
+            self.not_saved("");
+        }
+    }
+
     fn end_stopped(&mut self, why: String, is_saved: bool) {
         let end = End::failure(why, EXIT_PREEMPTED);
         self.end(End { is_requested: true, is_saved, ..end });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::host;
+    use super::*;
+    use crate::cluster::messages::EndedPart;
+
+    const ATTEMPT: AttemptId = AttemptId { epoch: 1, number: 3 };
+
+    /// Of what the supervisor learns: why the job gets SIGTERM, and how it has ended.
+    fn told(notices: &crossbeam_channel::Receiver<Notice>) -> (Option<String>, Option<End>) {
+        let (mut terminated, mut ended) = (None, None);
+        for notice in notices.try_iter() {
+            match notice {
+                Notice::Terminate(why) => terminated = Some(why),
+                Notice::End(end) => ended = Some(end),
+                _ => {}
+            }
+        }
+        (terminated, ended)
+    }
+
+    #[test]
+    fn a_preempted_job_that_cannot_be_saved_has_its_grace_to_end_by_itself() {
+        let (mut host, _inbox, notices) = host(0);
+        host.stop("SIGTERM".to_owned(), StopHow::Preempt);
+        let (terminated, ended) = told(&notices);
+        assert!(terminated.is_some() && ended.is_none(), "{ended:?}");
+        host.receive(0, Message::PartEnded(EndedPart::own(143)));
+        assert!(told(&notices).1.is_none() && host.failing.is_none(), "node 1 has not ended");
+        host.receive(1, Message::PartEnded(EndedPart::own(0)));
+        let end = told(&notices).1.unwrap();
+        assert_eq!((end.code, end.is_requested, end.is_saved), (EXIT_PREEMPTED, true, false), "{}", end.why);
+    }
+
+    #[test]
+    fn the_grace_of_a_job_that_cannot_be_saved_ends() {
+        let (mut host, _inbox, notices) = host(0);
+        host.grace = Duration::from_millis(50);
+        host.stop("SIGTERM".to_owned(), StopHow::Preempt);
+        let why = told(&notices).0.unwrap();
+        std::thread::sleep(host.grace);
+        host.watch_times();
+        let end = told(&notices).1.unwrap();
+        assert!(end.code == EXIT_PREEMPTED && end.why.ends_with(&why), "{}", end.why);
+    }
+
+    #[test]
+    fn a_second_signal_and_a_stop_of_its_user_need_no_grace() {
+        let (mut host, _inbox, notices) = host(0);
+        host.stop("SIGTERM".to_owned(), StopHow::Preempt);
+        host.stop("SIGTERM".to_owned(), StopHow::Now);
+        assert!(told(&notices).1.is_some());
+        let (mut host, _inbox, notices) = super::super::tests::host(0);
+        host.stop("stop".to_owned(), StopHow::Save);
+        let (terminated, ended) = told(&notices);
+        assert!(terminated.is_none() && ended.is_none() && host.stopping.is_none(), "it runs on");
+    }
+
+    /// A snapshot at an interval was in progress when the signal came, and failed for a reason of its own.
+    #[test]
+    fn an_earlier_attempt_that_fails_does_not_cancel_the_last_snapshot() {
+        for has_captured in [true, false] {
+            let (mut host, _inbox, notices) = host(0);
+            let (grace, since) = (Duration::from_secs(3600), Instant::now());
+            let earlier = Some((ATTEMPT, has_captured));
+            let (why, how) = ("SIGTERM".to_owned(), StopHow::Preempt);
+            host.stopping = Some(Stopping { why, how, since, grace, earlier, terminating: None });
+            host.stop_aborted(ATTEMPT, "a connection was being opened");
+            assert!(told(&notices).0.is_none() && host.stopping.is_some(), "another one is awaited");
+            host.stop_aborted(AttemptId { number: 4, ..ATTEMPT }, "the disk is full");
+            assert_eq!(told(&notices).0.as_deref(), Some("its last snapshot failed: the disk is full"));
+        }
     }
 }

@@ -1,16 +1,20 @@
 //! What follows on a session, or a start, that has failed on some node while all launchers are there: node 0 decides by the
 //! restart policy, all others wait. Signals and calls are served meanwhile.
 
-use super::AGAIN;
+use super::{AGAIN, held_parts};
 use crate::cluster::{Cluster, End, Load, Notice, Restart, StopHow};
 use crate::job::journal::{Entry, EventKind};
 use crate::namespace;
 use crate::supervise::Supervisor;
 use crate::supervise::events::{self, Event};
 use crate::supervise::policy::{Failure, Next};
+use crate::supervise::startup::OpenedJob;
 use crate::sys::deadline::KILLED_JOB_POLL_INTERVAL;
 use crate::sys::error::EXIT_OWN;
+use anyhow::Result;
+use ckpt_cluster::AttemptId;
 use ckpt_protocol::control::{Reply, Stopped};
+use ckpt_snapshot::{SnapshotId, Store as _};
 use std::time::{Duration, Instant};
 
 impl Supervisor<'_> {
@@ -44,7 +48,7 @@ impl Supervisor<'_> {
                 }
                 recv(timer) -> _ => {
                     resume_at = None;
-                    cluster.resume();
+                    cluster.resume(self.left_out(cluster));
                 }
             }
         }
@@ -57,7 +61,13 @@ impl Supervisor<'_> {
         }
         // The first start of all: who has started the launchers is there to see it.
         let is_first = self.is_first && self.context.config.nodes.rejoins_as.is_none();
+        // Counts from the policy's state before this failure.
+        let older = self.older_one();
         let next = if is_first && !failure.has_run { Next::GiveUp(None) } else { self.policy.after(failure) };
+        self.older_than = end.hung_since().and_then(|since| self.first_taken_after(since));
+        if let (Next::StepBack(_), Some(older)) = (&next, older) {
+            self.older_than = Some(older.left_out);
+        }
         match next {
             Next::GiveUp(reason) => {
                 if let Some(reason) = &reason {
@@ -73,10 +83,22 @@ impl Supervisor<'_> {
             }
             Next::Again(wait) | Next::StepBack(wait) => {
                 let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-                cluster.announce(Restart { why: end.why, restarts: self.policy.restarts, wait_ms });
+                let is_older = self.older_than.as_ref().is_some_and(|id| !self.is_first_of_run(id));
+                cluster.announce(Restart { why: end.why, restarts: self.policy.restarts, wait_ms, is_older });
                 Some(Instant::now() + wait)
             }
         }
+    }
+
+    /// At node 0: the snapshots that the next session is not resumed from, since they may contain what made the job fail.
+    fn left_out(&mut self, cluster: &Cluster) -> Vec<AttemptId> {
+        let Some(id) = self.older_than.take() else { return Vec::new() };
+        // Rather the first snapshot of the run than one of the later ones, if they all may contain it.
+        let parts = taken_since(self.context.opened, cluster.log().0, &id, self.is_first_of_run(&id));
+        parts.unwrap_or_else(|error| {
+            tracing::warn!("snapshots that may contain what made the job fail are not left out: {error:#}");
+            Vec::new()
+        })
     }
 
     /// An event while the job does not run here.
@@ -102,17 +124,26 @@ impl Supervisor<'_> {
     }
 
     fn note(&mut self, restart: &Restart) {
-        let Restart { why, restarts, wait_ms } = restart;
+        let Restart { why, restarts, wait_ms, is_older } = restart;
         let wait = Duration::from_millis(*wait_ms);
-        let next = format!(
-            "restart {restarts} on all nodes in {:.1} s, from the newest snapshot, or from the beginning if there is none",
-            wait.as_secs_f64()
-        );
+        let from = match is_older {
+            true => "from an older snapshot: newer ones may hold what makes it fail",
+            false => "from the newest snapshot, or from the beginning if there is none",
+        };
+        let next = format!("restart {restarts} on all nodes in {:.1} s, {from}", wait.as_secs_f64());
         tracing::warn!("the job failed: {why}. {next}");
         self.policy.restarts = *restarts;
         self.context.opened.journal.add(&Entry::new(EventKind::Restarting, next));
         self.context.status.waits(why, wait, *restarts);
     }
+}
+
+/// The parts of this log that were taken with this snapshot, unless it is `without`, and after it.
+fn taken_since(opened: &OpenedJob, log: &str, id: &SnapshotId, without: bool) -> Result<Vec<AttemptId>> {
+    let first_ms = opened.store.manifest(id)?.taken_unix_ms + u64::from(without);
+    let is_later = |id: &SnapshotId| opened.store.manifest(id).is_ok_and(|one| one.taken_unix_ms >= first_ms);
+    let later = held_parts(opened)?.into_iter().filter(|(id, part)| part.log == log && is_later(id));
+    Ok(later.map(|(_, part)| part.attempt).collect())
 }
 
 /// Waits until the processes of a session that was killed have ended.

@@ -64,8 +64,7 @@ pub enum SessionOutcome {
 
 impl SessionOutcome {
     fn hung(hang: &Hang, code: i32) -> Self {
-        let stacks = hang.stacks.as_ref().map(|at| format!("; stacks are in {}", at.display()));
-        let what = format!("it hung: {}{}", hang.what, stacks.unwrap_or_default());
+        let what = format!("it hung: {}", hang.describe());
         Self::Failed { code, what, error: None, hung_since: Some(hang.since) }
     }
 }
@@ -367,8 +366,12 @@ impl JobSession<'_> {
     pub(super) fn job_ended(&mut self, code: i32) {
         self.exit_code = Some(code);
         self.ended_at = Some(SystemTime::now());
+        if code != 0 && self.loss.is_none() {
+            // The loss may have ended the job before this session heard of it.
+            self.loss = self.losses.try_recv().ok();
+        }
         if let Some(cluster) = self.shared.nodes.filter(|_| self.awaits_nodes()) {
-            cluster.part_ended(code);
+            cluster.part_ended(self.part_end(code));
         }
         self.schedule(None);
         self.checkpoints.hurry();
@@ -376,10 +379,6 @@ impl JobSession<'_> {
         // nothing is left running.
         if self.ending.is_none() && !self.is_killed {
             self.end_leftovers();
-        }
-        if code != 0 && self.loss.is_none() {
-            // The loss may have ended the job before this session heard of it.
-            self.loss = self.losses.try_recv().ok();
         }
         let sigterm_sent = self.ending.as_ref().is_some_and(|ending| ending.sigterm_sent);
         if code == 0 && !sigterm_sent {
@@ -419,7 +418,8 @@ impl JobSession<'_> {
 
     pub(super) fn finish(mut self) -> SessionEnd {
         let duration = self.begun.elapsed();
-        let is_good = |taken: &&SystemTime| self.hang.as_ref().is_none_or(|hang| **taken < hang.since);
+        let hung_since = self.hung_since();
+        let is_good = |taken: &&SystemTime| hung_since.is_none_or(|since| **taken < since);
         let last = self.snapshot_times.iter().filter(is_good).max();
         let saved_after = last.map(|taken| taken.duration_since(self.begun_at).unwrap_or_default());
         let ended_at = *self.ended_at.get_or_insert_with(SystemTime::now);

@@ -3,14 +3,16 @@
 
 use super::{JobSession, repeats};
 use crate::checkpoint::nodes::PartAttempt;
-use crate::cluster::{Cluster, End, Notice, StopHow};
+use crate::cluster::{Cluster, End, EndedPart, IdlePart, Notice, StopHow};
 use crate::observe::control_server::Answer;
-use crate::supervise::events::{self, StopCall};
+use crate::supervise::events::{self, Hang, StopCall};
 use crate::supervise::nodes::{NodesEnd, place};
 use crate::sys::deadline::CHECKPOINT_FIRST_RETRY;
+use crate::sys::error::EXIT_OWN;
 use ckpt_cluster::Blame;
 use ckpt_protocol::control::{Reply, Stopped};
-use std::time::Instant;
+use signal_hook::consts::SIGTERM;
+use std::time::{Instant, SystemTime};
 
 /// What the session knows of the other nodes.
 #[derive(Default)]
@@ -122,6 +124,7 @@ impl JobSession<'_> {
                     let _ = answer.send(Reply::Error(text.clone()));
                 }
             }
+            Notice::Terminate(why) => self.terminate(&why),
             Notice::Running => tracing::info!("the job runs on all its nodes"),
             Notice::Load(load) => load.gate.fail("its part of the job runs", Blame::Node),
             Notice::Complete => self.nodes.end = Some(NodesEnd::Complete),
@@ -132,9 +135,71 @@ impl JobSession<'_> {
         }
     }
 
+    /// The job is to end, and cannot be saved.
+    fn terminate(&self, why: &str) {
+        if self.exit_code.is_some() {
+            return;
+        }
+        tracing::warn!(
+            "the job cannot be saved: {why}. Its part here gets SIGTERM, and has the rest of --grace to end by itself"
+        );
+        self.forward_signal(SIGTERM);
+    }
+
+    /// The part here has done nothing for `--hang-timeout`.
+    pub(super) fn part_is_idle(&self, hang: &Hang) {
+        if hang.init_pid != self.job.namespace.init_pid() || self.exit_code.is_some() {
+            return;
+        }
+        tracing::warn!(
+            "{}. The job is restarted if its parts on the other nodes do nothing either",
+            hang.what
+        );
+        if let Some(cluster) = self.shared.nodes {
+            cluster.is_idle(Some(IdlePart { what: hang.describe(), idle_ms: ms_since(hang) }));
+        }
+    }
+
+    /// It works again.
+    pub(super) fn part_works(&self, init_pid: i32) {
+        if init_pid != self.job.namespace.init_pid() {
+            return;
+        }
+        tracing::info!("the part of the job here works again");
+        if let Some(cluster) = self.shared.nodes {
+            cluster.is_idle(None);
+        }
+    }
+
+    /// How the part here has ended.
+    pub(super) fn part_end(&self, code: i32) -> EndedPart {
+        if let Some(loss) = &self.loss {
+            let why = format!("its part of the job was ended because its GPU state was lost ({loss})");
+            return EndedPart { code: EXIT_OWN, why: Some(why), hung_ms: None };
+        }
+        let Some(hang) = &self.hang else { return EndedPart::own(code) };
+        let why = format!("its part of the job hung: {}", hang.describe());
+        EndedPart { code, why: Some(why), hung_ms: Some(ms_since(hang)) }
+    }
+
+    /// Since when the job hangs, here or on another node. Later snapshots contain the hang.
+    pub(super) fn hung_since(&self) -> Option<SystemTime> {
+        let of_all = match &self.nodes.end {
+            Some(NodesEnd::Over(end)) => end.hung_since(),
+            _ => None,
+        };
+        self.hang.as_ref().map(|hang| hang.since).into_iter().chain(of_all).min()
+    }
+
     fn end_part(&mut self, end: NodesEnd) {
         self.nodes.end = Some(end);
         self.checkpoints.cancel();
         self.kill_job();
     }
+}
+
+/// For how long nothing has been done, in milliseconds.
+fn ms_since(hang: &Hang) -> u64 {
+    let elapsed = hang.since.elapsed().unwrap_or_default();
+    u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
 }

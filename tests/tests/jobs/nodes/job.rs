@@ -79,6 +79,14 @@ impl Job {
         })
     }
 
+    /// A part on each machine that needs no other.
+    pub fn works(machines: Machines, steps: usize) -> Self {
+        Self::new(machines, |_, _| {
+            let program = ckpt_run_tests::programs().join("nodes/works.py");
+            vec![python().display().to_string(), program.display().to_string(), steps.to_string()]
+        })
+    }
+
     /// A connection from each machine to the next one.
     pub fn ring(machines: Machines, rounds: usize) -> Self {
         Self::new(machines, |machines, node| {
