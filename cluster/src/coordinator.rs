@@ -92,8 +92,17 @@ impl Coordinator {
     }
 
     /// These snapshots are resumed only if there are no others: see [`crate::Peer::exclude`].
-    pub(crate) fn exclude(&mut self, snapshots: &[AttemptId]) {
-        self.failures.extend(snapshots.iter().map(|attempt| (*attempt, u32::MAX)));
+    pub(crate) fn exclude(&mut self, snapshots: &[AttemptId]) -> usize {
+        let known = self.snapshots();
+        let is_new = |attempt: &&AttemptId| {
+            let failures = self.failures.insert(**attempt, u32::MAX).unwrap_or(0);
+            failures < self.settings.tries && known.contains(attempt)
+        };
+        snapshots.iter().filter(is_new).count()
+    }
+
+    pub(crate) fn snapshots(&self) -> Vec<AttemptId> {
+        self.log.snapshots().map(|(attempt, _)| attempt).collect()
     }
 
     pub(crate) fn into_log(self) -> Log {

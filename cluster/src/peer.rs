@@ -71,11 +71,19 @@ impl Peer {
 
     /// Has this launcher, when it coordinates, resume these snapshots too only if there are no others: nodes have said that
     /// they do not have their parts, or the job fails after each resume from them.
-    pub fn exclude(&mut self, snapshots: Vec<AttemptId>) {
-        if let Some(coordinator) = &mut self.coordinator {
-            coordinator.exclude(&snapshots);
-        }
+    ///
+    /// Returns how many of the snapshots in the log were not excluded before, and had not failed; none, if this launcher does
+    /// not coordinate yet.
+    pub fn exclude(&mut self, snapshots: Vec<AttemptId>) -> usize {
+        let excluded = self.coordinator.as_mut().map_or(0, |coordinator| coordinator.exclude(&snapshots));
         self.excluded.extend(snapshots);
+        excluded
+    }
+
+    /// The snapshots in the log, newest first, if this launcher coordinates.
+    #[must_use]
+    pub fn snapshots(&self) -> Vec<AttemptId> {
+        self.coordinator.as_ref().map_or_else(Vec::new, Coordinator::snapshots)
     }
 
     /// What has to be done, in this order; it is handed out once.

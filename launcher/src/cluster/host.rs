@@ -95,10 +95,8 @@ pub(super) enum Input {
     Log(log::Answer),
     /// Node 0 is about to restart the job.
     Restarting(Restart),
-    /// Node 0 restarts it now. These snapshots contain what made it fail.
-    Resume {
-        excluded: Vec<AttemptId>,
-    },
+    /// Node 0 restarts it now.
+    Resume(Resumable),
     /// Node 0 does not restart it.
     GiveUp(End),
     /// Another node cannot be reached in the network of the job.
@@ -119,6 +117,15 @@ pub struct Load {
     pub gate: Arc<Gate>,
     /// The snapshot and the hash of the part here; `None` for the beginning.
     pub from: Option<(AttemptId, String)>,
+}
+
+/// From which snapshots node 0 resumes the job: its own parts tell it.
+#[derive(Debug, Default)]
+pub struct Resumable {
+    /// They are in its store; `None` if that is not known.
+    pub held: Option<Vec<AttemptId>>,
+    /// They may contain what made the job fail, and are resumed only if there are no others.
+    pub excluded: Vec<AttemptId>,
 }
 
 /// What the supervisor learns.
@@ -318,9 +325,9 @@ impl Cluster {
         self.input(Input::Restarting(restart));
     }
 
-    /// Resumes the job, not from these snapshots if there are others. From node 0, after [`Notice::Over`].
-    pub fn resume(&self, excluded: Vec<AttemptId>) {
-        self.input(Input::Resume { excluded });
+    /// Resumes the job. From node 0, after [`Notice::Over`].
+    pub fn resume(&self, from: Resumable) {
+        self.input(Input::Resume(from));
     }
 
     /// Ends the job, which is not restarted. From node 0, after [`Notice::Over`].
@@ -372,8 +379,9 @@ struct Host {
     is_resuming: bool,
     /// Snapshots that may still be resumed in place of one that is damaged.
     usable: usize,
-    /// Node 0: which parts have ended with 0.
+    /// Node 0: which parts have ended with 0, and which with another code.
     ended: BTreeSet<u32>,
+    failed: BTreeSet<u32>,
     has_part_ended: bool,
     /// Node 0: parts that do nothing, since when, and what their watchdogs say.
     idle: BTreeMap<u32, (u64, String)>,
@@ -428,6 +436,7 @@ impl Host {
             is_resuming: true,
             usable,
             ended: BTreeSet::new(),
+            failed: BTreeSet::new(),
             has_part_ended: false,
             idle: BTreeMap::new(),
             has_session: false,
@@ -486,7 +495,10 @@ impl Host {
         let stopped = self.stopping.as_ref().and_then(Stopping::deadline);
         let failed = self.failing.as_ref().map(|(_, _, until)| *until);
         let cut = self.ranks.next_tick().map(|next| self.begun + next);
-        let next = [Some(next), silent, stopped, failed, cut].into_iter().flatten().min().unwrap_or(next);
+        // A later call means that this process was paused.
+        let awake = Some(self.watched + self.settings.beat);
+        let next =
+            [Some(next), silent, stopped, failed, cut, awake].into_iter().flatten().min().unwrap_or(next);
         // A state machine that wants to be called at once must not keep this thread busy.
         next.max(Instant::now() + Duration::from_millis(1))
     }
@@ -570,7 +582,7 @@ impl Host {
             }
             Input::SessionEnded { ports } => self.session_ended(ports),
             Input::Restarting(restart) => self.announce(restart),
-            Input::Resume { excluded } => self.resume(excluded),
+            Input::Resume(from) => self.resume(from),
             Input::GiveUp(end) => self.end(end),
             Input::Unreachable { why } => {
                 let why = format!("node {}: {why}", self.me.rank);
@@ -648,14 +660,13 @@ impl Host {
             // It was killed, since the session is over.
             return;
         }
-        if code == 0 {
-            self.ended.insert(rank);
+        let of_its_kind = if code == 0 { &mut self.ended } else { &mut self.failed };
+        of_its_kind.insert(rank);
+        if self.is_terminating() {
+            return self.look_for_end();
         }
         if self.ended.len() == self.settings.nodes as usize {
             return self.complete();
-        }
-        if self.is_terminating() {
-            return self.part_terminated(rank);
         }
         if code == 0 {
             return self.look_for_hang();
@@ -676,6 +687,14 @@ impl Host {
             Some(_) => {}
             None => self.failing = Some((rank, end, Instant::now() + NODE_CAUSE_WINDOW)),
         }
+    }
+
+    /// What is known of the parts of a session that is over.
+    fn forget_parts(&mut self) {
+        self.ended.clear();
+        self.failed.clear();
+        self.idle.clear();
+        self.failing = None;
     }
 
     fn part_is_idle(&mut self, rank: u32, part: Option<IdlePart>) {
@@ -812,8 +831,7 @@ impl Host {
                 let gate = self.new_gate(attempt, step);
                 (self.has_session, self.has_part_ended, self.is_waiting) = (true, false, false);
                 // What has come of the session before, after the decision to restart the job.
-                (self.ended, self.failing) = (BTreeSet::new(), None);
-                self.idle.clear();
+                self.forget_parts();
                 let from = from.map(|(part, hash)| (part.attempt, hash));
                 let _ = self.notices.send(Notice::Load(Load { gate, from }));
             }
@@ -1061,6 +1079,23 @@ mod tests {
     fn part_ended(host: &mut Host, rank: u32, code: i32, hung_ms: Option<u64>) {
         let why = hung_ms.map(|_| "it hung".to_owned());
         host.receive(rank, Message::PartEnded(EndedPart { code, why, hung_ms }));
+    }
+
+    /// It is not awake only once it would notice something.
+    #[test]
+    fn a_silent_coordinator_is_noticed_in_time() {
+        const SILENCE: Duration = Duration::from_secs(1);
+        let (mut host, inbox, notices) = host(1);
+        (host.settings.silence, host.settings.beat) = (SILENCE, SILENCE / 10);
+        host.heard.insert(0, Instant::now());
+        let begun = Instant::now();
+        std::thread::spawn(move || host.run(&inbox));
+        let end = notices.iter().find_map(|notice| match notice {
+            Notice::End(end) => Some(end),
+            _ => None,
+        });
+        assert!(end.unwrap().why.starts_with("node 0, the coordinator, is silent for "));
+        assert!(begun.elapsed() >= SILENCE && begun.elapsed() < SILENCE * 19 / 10, "{:?}", begun.elapsed());
     }
 
     /// A part that hung was killed. That of the other node fails for lack of it, and its launcher may tell it first.

@@ -108,9 +108,7 @@ impl End {
         let hung_since_unix_ms = None;
         Self { why, code, is_requested: false, is_saved: false, is_to_rejoin: false, hung_since_unix_ms }
     }
-}
 
-impl End {
     /// Since when the job has done nothing, if it hung.
     #[must_use]
     pub fn hung_since(&self) -> Option<SystemTime> {
@@ -155,8 +153,8 @@ pub struct Restart {
     pub restarts: u32,
     /// The time until then, in milliseconds.
     pub wait_ms: u64,
-    /// Whether newer snapshots are left out, since they may hold what made it fail.
-    pub is_older: bool,
+    /// From which snapshot, for people.
+    pub from: String,
 }
 
 /// How a job is ended that has not come to its end.

@@ -31,7 +31,7 @@ mod vxlan;
 
 pub use connection::ClusterKey;
 pub use gate::{Gate, GateEnd};
-pub use host::{Cluster, Load, Notice};
+pub use host::{Cluster, Load, Notice, Resumable};
 pub use job_network::{JobNetwork, delete_left_interfaces, left_interfaces};
 pub use join::{Member, Wanted, has_snapshots, join};
 pub use messages::{End, EndedPart, HeldPart, IdlePart, Join, Restart, StopHow};

@@ -234,7 +234,7 @@ enum Since {
 struct Found {
     what: String,
     idle: Duration,
-    /// A process is stopped.
+    /// A process is stopped, for as long as that.
     is_stopped: bool,
 }
 
@@ -354,7 +354,7 @@ impl Progress {
                     "{} has been stopped (SIGSTOP or the like), for about {said} (--hang-timeout)",
                     named(key)
                 );
-                Some(Found { what, idle: ago(*since), is_stopped: true })
+                Some(Found { what, idle: ago(*since), is_stopped: ago(*since) >= limit })
             }
             None if is_idle => {
                 let what = match &self.waited {

@@ -148,7 +148,8 @@ fn a_connection_that_stands_still_is_named() {
     let failed = job.machines.sandboxes[0].call(["checkpoint"]);
     let text = String::from_utf8_lossy(&failed.stderr).into_owned();
     assert!(!failed.status.success() && text.contains("stands still"), "{text}{}", said(&running));
-    assert_eq!(job.snapshots(), [1, 1]);
+    // Each node removes its part when it learns that.
+    running[1].until("one snapshot", || (job.snapshots() == [1, 1]).then_some(()));
     running[1].kill_everything();
     running[0].wait();
     job.fault(1, Some("rule-removed@1=error"));
@@ -505,10 +506,11 @@ fn a_part_that_fails_too_often_ends_the_job() {
     assert_blocks(&job, BLOCKS, &running);
 }
 
-/// Kills the job's processes, the launcher or everything on a machine, or on both.
+/// Kills the job's processes, the launcher or everything on a machine, or on all of them.
 fn kill(running: &mut [Running], random: &mut fastrand::Rng) {
-    let (what, victim) = (random.usize(0..3), random.usize(0..3));
-    for node in (0..2).filter(|node| victim == 2 || victim == *node) {
+    let nodes = running.len();
+    let (what, victim) = (random.usize(0..3), random.usize(0..=nodes));
+    for node in (0..nodes).filter(|node| victim == nodes || victim == *node) {
         match what {
             0 => _ = kill_processes(&running[node], "train.py"),
             1 => running[node].kill_launcher(),
@@ -537,10 +539,11 @@ fn survives_many_kills(
 ) {
     let kills = std::env::var("CKPT_TEST_KILLS").expect("there are machines with it only");
     let kills: usize = kills.parse().expect("a number of kills");
-    let unbroken = Job::training(machines(2).expect("machines"), steps);
+    let unbroken = Job::training(machines(job.nodes()).expect("machines"), steps);
+    let unbroken = unbroken.with_ranks(job.ranks, job.workers);
     unbroken.full_speed();
     let mut running = unbroken.start();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_eq!(codes(&mut running), vec![0; job.nodes()], "{}", said(&running));
     let mut random = seeded_rng(u64::from(std::process::id()));
     job.options.extend(["--interval", "500ms", "--max-restarts", "1000"].map(str::to_owned));
     let mut running = job.start();
@@ -567,7 +570,7 @@ fn survives_many_kills(
         }
         is_complete.then_some(())
     });
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_eq!(codes(&mut running), vec![0; job.nodes()], "{}", said(&running));
     assert_eq!(job.machines.sandboxes[0].read("losses.txt"), expected);
 }
 
@@ -577,6 +580,15 @@ fn training_on_two_machines_survives_many_kills() {
     const STEPS: usize = 1500;
     let Some(machines) = machines(2) else { return };
     survives_many_kills(Job::training(machines, STEPS), STEPS, |_, running, random| kill(running, random));
+}
+
+/// Eight ranks, and as many workers of a DataLoader.
+#[test]
+fn training_on_four_machines_with_two_ranks_each_survives_many_kills() {
+    const STEPS: usize = 1500;
+    let Some(machines) = machines(4) else { return };
+    let job = Job::training(machines, STEPS).with_ranks(2, 1);
+    survives_many_kills(job, STEPS, |_, running, random| kill(running, random));
 }
 
 /// A snapshot that is in progress when the job ends is not waited for.

@@ -6,7 +6,7 @@
 //!                                                 └──── not again, or the job is stopped ──► End
 //! ```
 
-use super::{Host, Notice};
+use super::{Host, Notice, Resumable};
 use crate::cluster::messages::{End, Message, Restart};
 use ckpt_cluster::AttemptId;
 use std::collections::BTreeSet;
@@ -14,15 +14,17 @@ use std::collections::BTreeSet;
 impl Host {
     /// The session is over on all nodes. The supervisor of node 0 decides whether another one follows.
     pub(super) fn over(&mut self, rank: u32, end: End) {
-        if self.stopping.is_some() {
-            return self.end(end);
+        match &self.stopping {
+            // The others may save what they have.
+            Some(stopping) if stopping.is_preemption() => return self.not_saved(&end.why),
+            Some(_) => return self.end(end),
+            None => {}
         }
         self.close_gate(&end.why);
         self.ranks.end();
         self.tell_all(&Message::Over(end.clone()));
-        self.ended.clear();
-        self.idle.clear();
-        (self.is_waiting, self.failing) = (true, None);
+        self.forget_parts();
+        self.is_waiting = true;
         self.peer.part_ended(self.now());
         self.peer.end_session(self.now(), rank);
         let _ = self.notices.send(Notice::Over(end));
@@ -50,11 +52,13 @@ impl Host {
         let _ = self.notices.send(Notice::Restarting(restart));
     }
 
-    /// Node 0 restarts it. These snapshots contain what made it fail.
-    pub(super) fn resume(&mut self, excluded: Vec<AttemptId>) {
+    /// Node 0 restarts it.
+    pub(super) fn resume(&mut self, Resumable { held, mut excluded }: Resumable) {
         (self.is_waiting, self.is_resuming) = (false, true);
-        self.usable = self.usable.saturating_sub(excluded.len());
-        self.peer.exclude(excluded);
+        // Others were pruned: the log keeps their records.
+        let is_gone = |attempt: &AttemptId| held.as_ref().is_some_and(|held| !held.contains(attempt));
+        excluded.extend(self.peer.snapshots().into_iter().filter(is_gone));
+        self.usable = self.usable.saturating_sub(self.peer.exclude(excluded));
         self.peer.resume(self.now());
     }
 }

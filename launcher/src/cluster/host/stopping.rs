@@ -14,7 +14,6 @@ use super::{Host, Notice};
 use crate::cluster::messages::{End, Message, StopHow};
 use crate::sys::error::EXIT_PREEMPTED;
 use ckpt_cluster::{AttemptId, Step};
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -26,20 +25,19 @@ pub(super) struct Stopping {
     grace: Duration,
     /// The attempt that was in progress before, and whether it had captured the job.
     earlier: Option<(AttemptId, bool)>,
-    terminating: Option<Terminating>,
-}
-
-/// The job cannot be saved. Its parts have the rest of the grace period to end by themselves.
-struct Terminating {
-    why: String,
-    /// Parts that have ended with another code than 0.
-    failed: BTreeSet<u32>,
+    /// The job cannot be saved, for this reason. Its parts have the rest of the grace period to end by themselves.
+    terminated: Option<String>,
 }
 
 impl Stopping {
     /// The end of the grace period, if it has one: who has called `ckpt-run stop` waits.
     pub(super) fn deadline(&self) -> Option<Instant> {
         (self.how != StopHow::Save).then(|| self.since + self.grace)
+    }
+
+    /// Whether the job ends within the grace period, saved or not.
+    pub(super) fn is_preemption(&self) -> bool {
+        self.how != StopHow::Save
     }
 
     /// Whether there is time for another snapshot.
@@ -68,7 +66,7 @@ impl Host {
         let in_progress = self.gate.as_ref().filter(|gate| gate.end().is_none());
         let earlier = in_progress.map(|gate| (gate.attempt(), gate.has_done(Step::Dump)));
         let (grace, since) = (self.grace, Instant::now());
-        self.stopping = Some(Stopping { why, how, since, grace, earlier, terminating: None });
+        self.stopping = Some(Stopping { why, how, since, grace, earlier, terminated: None });
         if !self.ended.is_empty() {
             self.not_saved("a part of it has ended already, so no snapshot can be taken");
         } else if !self.peer.request(self.now()) {
@@ -79,7 +77,7 @@ impl Host {
     /// A snapshot is committed.
     pub(super) fn stop_committed(&mut self, attempt: AttemptId) {
         let now = self.now();
-        let Some(stopping) = &mut self.stopping else { return };
+        let Some(stopping) = self.stopping.as_mut().filter(|one| one.terminated.is_none()) else { return };
         if stopping.earlier.take() == Some((attempt, true)) && stopping.has_time() {
             self.peer.request(now);
         } else if let Some(stopping) = self.stopping.take() {
@@ -90,7 +88,7 @@ impl Host {
     /// An attempt was given up.
     pub(super) fn stop_aborted(&mut self, attempt: AttemptId, why: &str) {
         let now = self.now();
-        let Some(stopping) = &mut self.stopping else { return };
+        let Some(stopping) = self.stopping.as_mut().filter(|one| one.terminated.is_none()) else { return };
         if stopping.earlier.take().is_some_and(|(earlier, _)| earlier == attempt) {
             self.peer.request(now);
         } else {
@@ -101,38 +99,38 @@ impl Host {
     /// There is no last snapshot.
     pub(super) fn not_saved(&mut self, why: &str) {
         let Some(mut stopping) = self.stopping.take() else { return };
-        if stopping.how != StopHow::Save {
+        if stopping.is_preemption() {
             let is_over = stopping.deadline().is_some_and(|deadline| deadline <= Instant::now());
-            if is_over || stopping.terminating.is_some() {
-                let why = stopping.terminating.map_or_else(|| why.to_owned(), |terminating| terminating.why);
+            if is_over || stopping.terminated.is_some() {
+                let why = stopping.terminated.unwrap_or_else(|| why.to_owned());
                 return self.end_stopped(format!("{}; {why}", stopping.why), false);
             }
-            stopping.terminating = Some(Terminating { why: why.to_owned(), failed: BTreeSet::new() });
+            stopping.terminated = Some(why.to_owned());
             self.stopping = Some(stopping);
+            self.failing = None;
             self.tell_all(&Message::Terminate { why: why.to_owned() });
             let _ = self.notices.send(Notice::Terminate(why.to_owned()));
-            return;
+            return self.look_for_end();
         }
         tracing::warn!("{}, and runs on: {why}", stopping.why);
         self.aftermath.is_to_stop.store(false, Ordering::SeqCst);
         self.tell_all(&Message::RunsOn { why: why.to_owned() });
         let _ = self.notices.send(Notice::RunsOn(why.to_owned()));
+        // It was not looked for meanwhile.
+        self.look_for_hang();
     }
 
     /// Whether the parts of the job have been told to end by themselves.
     pub(super) fn is_terminating(&self) -> bool {
-        self.stopping.as_ref().is_some_and(|stopping| stopping.terminating.is_some())
+        self.stopping.as_ref().is_some_and(|stopping| stopping.terminated.is_some())
     }
 
-    /// A part has ended meanwhile, not all of them with 0.
-    pub(super) fn part_terminated(&mut self, rank: u32) {
-        let stopping = self.stopping.as_mut();
-        let Some(terminating) = stopping.and_then(|stopping| stopping.terminating.as_mut()) else { return };
-        if !self.ended.contains(&rank) {
-            terminating.failed.insert(rank);
-        }
-        if terminating.failed.len() + self.ended.len() == self.settings.nodes as usize {
-            self.not_saved("");
+    /// The job is over once all parts have ended, whatever their codes: also with 0, it has not come to its end.
+    pub(super) fn look_for_end(&mut self) {
+        if self.ended.len() + self.failed.len() == self.settings.nodes as usize
+            && let Some(Stopping { why, terminated: Some(reason), .. }) = self.stopping.take()
+        {
+            self.end_stopped(format!("{why}; {reason}"), false);
         }
     }
 
@@ -146,7 +144,7 @@ impl Host {
 mod tests {
     use super::super::tests::host;
     use super::*;
-    use crate::cluster::messages::EndedPart;
+    use crate::cluster::messages::{EndedPart, IdlePart};
 
     const ATTEMPT: AttemptId = AttemptId { epoch: 1, number: 3 };
 
@@ -172,17 +170,64 @@ mod tests {
         host.receive(0, Message::PartEnded(EndedPart::own(143)));
         assert!(told(&notices).1.is_none() && host.failing.is_none(), "node 1 has not ended");
         host.receive(1, Message::PartEnded(EndedPart::own(0)));
-        let end = told(&notices).1.unwrap();
+        assert_preempted(&told(&notices).1.unwrap());
+        // A program that saves itself, and ends with 0, has not come to its end.
+        let (mut host, _inbox, notices) = super::super::tests::host(0);
+        host.stop("SIGTERM".to_owned(), StopHow::Preempt);
+        (0..2).for_each(|rank| host.receive(rank, Message::PartEnded(EndedPart::own(0))));
+        assert!(!host.is_completing);
+        assert_preempted(&told(&notices).1.unwrap());
+    }
+
+    fn assert_preempted(end: &End) {
         assert_eq!((end.code, end.is_requested, end.is_saved), (EXIT_PREEMPTED, true, false), "{}", end.why);
+    }
+
+    /// A scheduler may signal the processes of the job, too: one of them ends while the last snapshot is taken.
+    #[test]
+    fn a_part_that_fails_during_the_last_snapshot_leaves_the_others_their_grace() {
+        for is_told_first in [true, false] {
+            let (mut host, _inbox, notices) = host(0);
+            stopping(&mut host, StopHow::Preempt, None);
+            host.receive(1, Message::PartEnded(EndedPart::own(143)));
+            if is_told_first {
+                let (rank, end, _) = host.failing.take().unwrap();
+                host.over(rank, end);
+            }
+            host.stop_aborted(ATTEMPT, "node 1: its part of the job has ended");
+            let (terminated, ended) = told(&notices);
+            assert!(terminated.is_some() && ended.is_none() && host.failing.is_none(), "{ended:?}");
+            host.receive(0, Message::PartEnded(EndedPart::own(143)));
+            assert_preempted(&told(&notices).1.unwrap());
+        }
+    }
+
+    /// The parts do nothing while `ckpt-run stop` waits for a snapshot.
+    #[test]
+    fn a_job_that_runs_on_may_hang() {
+        let (mut host, _inbox, notices) = host(0);
+        stopping(&mut host, StopHow::Save, None);
+        for rank in 0..2 {
+            let part = IdlePart { what: "idle".to_owned(), idle_ms: 9000 };
+            host.receive(rank, Message::Idle { part: Some(part) });
+        }
+        let is_over = || notices.try_iter().any(|notice| matches!(notice, Notice::Over(_)));
+        assert!(!is_over());
+        host.stop_aborted(ATTEMPT, "its ranks do not come to the same collective");
+        assert!(is_over());
+    }
+
+    fn stopping(host: &mut Host, how: StopHow, earlier: Option<(AttemptId, bool)>) {
+        let (why, grace, since) = ("SIGTERM".to_owned(), Duration::from_secs(3600), Instant::now());
+        host.stopping = Some(Stopping { why, how, since, grace, earlier, terminated: None });
     }
 
     #[test]
     fn the_grace_of_a_job_that_cannot_be_saved_ends() {
         let (mut host, _inbox, notices) = host(0);
-        host.grace = Duration::from_millis(50);
         host.stop("SIGTERM".to_owned(), StopHow::Preempt);
         let why = told(&notices).0.unwrap();
-        std::thread::sleep(host.grace);
+        host.stopping.as_mut().unwrap().grace = Duration::ZERO;
         host.watch_times();
         let end = told(&notices).1.unwrap();
         assert!(end.code == EXIT_PREEMPTED && end.why.ends_with(&why), "{}", end.why);
@@ -205,14 +250,14 @@ mod tests {
     fn an_earlier_attempt_that_fails_does_not_cancel_the_last_snapshot() {
         for has_captured in [true, false] {
             let (mut host, _inbox, notices) = host(0);
-            let (grace, since) = (Duration::from_secs(3600), Instant::now());
-            let earlier = Some((ATTEMPT, has_captured));
-            let (why, how) = ("SIGTERM".to_owned(), StopHow::Preempt);
-            host.stopping = Some(Stopping { why, how, since, grace, earlier, terminating: None });
+            stopping(&mut host, StopHow::Preempt, Some((ATTEMPT, has_captured)));
             host.stop_aborted(ATTEMPT, "a connection was being opened");
             assert!(told(&notices).0.is_none() && host.stopping.is_some(), "another one is awaited");
             host.stop_aborted(AttemptId { number: 4, ..ATTEMPT }, "the disk is full");
             assert_eq!(told(&notices).0.as_deref(), Some("its last snapshot failed: the disk is full"));
+            // What ends then is not waited for any more.
+            host.stop_aborted(ATTEMPT, "a connection was being opened");
+            assert!(told(&notices).1.is_none() && host.is_terminating());
         }
     }
 }

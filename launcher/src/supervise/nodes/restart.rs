@@ -2,7 +2,7 @@
 //! restart policy, all others wait. Signals and calls are served meanwhile.
 
 use super::{AGAIN, held_parts};
-use crate::cluster::{Cluster, End, Load, Notice, Restart, StopHow};
+use crate::cluster::{Cluster, End, Load, Notice, Restart, Resumable, StopHow};
 use crate::job::journal::{Entry, EventKind};
 use crate::namespace;
 use crate::supervise::Supervisor;
@@ -12,7 +12,6 @@ use crate::supervise::startup::OpenedJob;
 use crate::sys::deadline::KILLED_JOB_POLL_INTERVAL;
 use crate::sys::error::EXIT_OWN;
 use anyhow::Result;
-use ckpt_cluster::AttemptId;
 use ckpt_protocol::control::{Reply, Stopped};
 use ckpt_snapshot::{SnapshotId, Store as _};
 use std::time::{Duration, Instant};
@@ -48,7 +47,7 @@ impl Supervisor<'_> {
                 }
                 recv(timer) -> _ => {
                     resume_at = None;
-                    cluster.resume(self.left_out(cluster));
+                    cluster.resume(self.resumable(cluster));
                 }
             }
         }
@@ -83,21 +82,28 @@ impl Supervisor<'_> {
             }
             Next::Again(wait) | Next::StepBack(wait) => {
                 let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-                let is_older = self.older_than.as_ref().is_some_and(|id| !self.is_first_of_run(id));
-                cluster.announce(Restart { why: end.why, restarts: self.policy.restarts, wait_ms, is_older });
+                let from = match &self.older_than {
+                    Some(id) if self.is_first_of_run(id) => {
+                        "from the first snapshot of the run, which may hold what makes it fail: there is no older one"
+                    }
+                    Some(_) => "from an older snapshot: newer ones may hold what makes it fail",
+                    None => "from the newest snapshot, or from the beginning if there is none",
+                };
+                let (why, from, restarts) = (end.why, from.to_owned(), self.policy.restarts);
+                cluster.announce(Restart { why, restarts, wait_ms, from });
                 Some(Instant::now() + wait)
             }
         }
     }
 
-    /// At node 0: the snapshots that the next session is not resumed from, since they may contain what made the job fail.
-    fn left_out(&mut self, cluster: &Cluster) -> Vec<AttemptId> {
-        let Some(id) = self.older_than.take() else { return Vec::new() };
-        // Rather the first snapshot of the run than one of the later ones, if they all may contain it.
-        let parts = taken_since(self.context.opened, cluster.log().0, &id, self.is_first_of_run(&id));
-        parts.unwrap_or_else(|error| {
+    /// At node 0: what the next session may be resumed from.
+    fn resumable(&mut self, cluster: &Cluster) -> Resumable {
+        let older_than = self.older_than.take();
+        // Rather the first snapshot of the run than one of the later ones, if they all may contain what made the job fail.
+        let older_than = older_than.map(|id| (self.is_first_of_run(&id), id));
+        resumable(self.context.opened, cluster.log().0, older_than).unwrap_or_else(|error| {
             tracing::warn!("snapshots that may contain what made the job fail are not left out: {error:#}");
-            Vec::new()
+            Resumable::default()
         })
     }
 
@@ -124,12 +130,8 @@ impl Supervisor<'_> {
     }
 
     fn note(&mut self, restart: &Restart) {
-        let Restart { why, restarts, wait_ms, is_older } = restart;
+        let Restart { why, restarts, wait_ms, from } = restart;
         let wait = Duration::from_millis(*wait_ms);
-        let from = match is_older {
-            true => "from an older snapshot: newer ones may hold what makes it fail",
-            false => "from the newest snapshot, or from the beginning if there is none",
-        };
         let next = format!("restart {restarts} on all nodes in {:.1} s, {from}", wait.as_secs_f64());
         tracing::warn!("the job failed: {why}. {next}");
         self.policy.restarts = *restarts;
@@ -138,12 +140,22 @@ impl Supervisor<'_> {
     }
 }
 
-/// The parts of this log that were taken with this snapshot, unless it is `without`, and after it.
-fn taken_since(opened: &OpenedJob, log: &str, id: &SnapshotId, without: bool) -> Result<Vec<AttemptId>> {
-    let first_ms = opened.store.manifest(id)?.taken_unix_ms + u64::from(without);
-    let is_later = |id: &SnapshotId| opened.store.manifest(id).is_ok_and(|one| one.taken_unix_ms >= first_ms);
-    let later = held_parts(opened)?.into_iter().filter(|(id, part)| part.log == log && is_later(id));
-    Ok(later.map(|(_, part)| part.attempt).collect())
+/// The parts of this log in the store. Those that were taken after the snapshot `older_than` are excluded, and so is that one
+/// unless it stays.
+fn resumable(opened: &OpenedJob, log: &str, older_than: Option<(bool, SnapshotId)>) -> Result<Resumable> {
+    let taken_ms = |id: &SnapshotId| Ok::<_, anyhow::Error>(opened.store.manifest(id)?.taken_unix_ms);
+    let first_ms = match older_than {
+        Some((stays, id)) => taken_ms(&id)? + u64::from(stays),
+        None => u64::MAX,
+    };
+    let (mut held, mut excluded) = (Vec::new(), Vec::new());
+    for (id, part) in held_parts(opened)?.into_iter().filter(|(_, part)| part.log == log) {
+        held.push(part.attempt);
+        if taken_ms(&id)? >= first_ms {
+            excluded.push(part.attempt);
+        }
+    }
+    Ok(Resumable { held: Some(held), excluded })
 }
 
 /// Waits until the processes of a session that was killed have ended.

@@ -380,6 +380,9 @@ impl JobSession<'_> {
         if self.ending.is_none() && !self.is_killed {
             self.end_leftovers();
         }
+        if code != 0 && self.loss.is_none() {
+            self.loss = self.losses.try_recv().ok();
+        }
         let sigterm_sent = self.ending.as_ref().is_some_and(|ending| ending.sigterm_sent);
         if code == 0 && !sigterm_sent {
             // A job that has succeeded needs no snapshot.

@@ -36,6 +36,9 @@ pub struct Job {
     pub interpose: String,
     /// The machine of each node. Its directory and its store stay those of the machine with the number of the node.
     pub places: Vec<usize>,
+    /// Of a training: how many ranks each node has, and how many workers load data for each rank.
+    pub ranks: usize,
+    pub workers: usize,
 }
 
 impl Job {
@@ -45,9 +48,19 @@ impl Job {
             set_key(sandbox.path(), 7);
         }
         let places = (0..machines.sandboxes.len()).collect();
-        let (options, interpose) = (Vec::new(), "off".to_owned());
-        let job =
-            Self { machines, commands, options, standbys: Vec::new(), has_key_file: true, interpose, places };
+        let (options, interpose, standbys) = (Vec::new(), "off".to_owned(), Vec::new());
+        let (ranks, workers) = (1, 0);
+        let job = Self {
+            machines,
+            commands,
+            options,
+            standbys,
+            has_key_file: true,
+            interpose,
+            places,
+            ranks,
+            workers,
+        };
         job.slow_down();
         job
     }
@@ -124,6 +137,16 @@ impl Job {
         }
         job.places.truncate(nodes);
         job
+    }
+
+    /// A training with so many ranks on each node, and so many workers that load data for each rank.
+    pub fn with_ranks(mut self, ranks: usize, workers: usize) -> Self {
+        for command in &mut self.commands {
+            let one = command.iter_mut().find(|word| *word == "--nproc_per_node=1").expect("a training");
+            *one = format!("--nproc_per_node={ranks}");
+            command.extend(["--workers".to_owned(), workers.to_string()]);
+        }
+        Self { ranks, workers, ..self }
     }
 
     /// Number of nodes.
