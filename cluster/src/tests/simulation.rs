@@ -39,6 +39,7 @@ struct Outcome {
     nodes: u32,
     committed_in_chaos: u64,
     resumed: u64,
+    ended: u64,
 }
 
 /// Runs one simulation. The error is a violation.
@@ -60,7 +61,8 @@ fn simulate(seed: u64, flaw: Option<Flaw>) -> Result<Outcome, String> {
     }
     progress(&mut world, "after the death of a machine", Some(session))?;
     world.ground.check_parts()?;
-    Ok(Outcome { nodes: settings.nodes, committed_in_chaos, resumed: world.resumed })
+    let (resumed, ended) = (world.resumed, world.ended);
+    Ok(Outcome { nodes: settings.nodes, committed_in_chaos, resumed, ended })
 }
 
 /// A session later than `than` runs, and a snapshot is committed.
@@ -94,10 +96,12 @@ fn clusters_with_faults() {
         total.nodes = total.nodes.max(outcome.nodes);
         total.committed_in_chaos += outcome.committed_in_chaos;
         total.resumed += outcome.resumed;
+        total.ended += outcome.ended;
     }
     println!("{} seeds: {total:?}", end - first);
     let seeds = end - first;
-    assert!(seeds < 100 || total.committed_in_chaos > seeds && total.resumed > 3 * seeds, "{total:?}");
+    let is_enough = total.committed_in_chaos > seeds && total.resumed > 3 * seeds && total.ended > seeds;
+    assert!(seeds < 100 || is_enough, "{total:?}");
 }
 
 /// The simulation finds this violation with a flaw.

@@ -39,18 +39,41 @@ enum StoreAnswer {
 }
 
 enum Event {
-    Deliver { to: u32, envelope: Envelope },
-    Tick { at: u32 },
-    EffectEnd { at: u32, id: u64 },
-    Finished { to: NodeId, attempt: AttemptId, step: Step, outcome: Outcome },
-    Request { from: NodeId, request: StoreRequest },
-    Answer { to: NodeId, answer: StoreAnswer },
+    Deliver {
+        to: u32,
+        envelope: Envelope,
+    },
+    Tick {
+        at: u32,
+    },
+    EffectEnd {
+        at: u32,
+        id: u64,
+    },
+    Finished {
+        to: NodeId,
+        attempt: AttemptId,
+        step: Step,
+        outcome: Outcome,
+    },
+    Request {
+        from: NodeId,
+        request: StoreRequest,
+    },
+    Answer {
+        to: NodeId,
+        answer: StoreAnswer,
+    },
     Delete(Vec<PartId>),
-    Start { at: u32 },
+    Start {
+        at: u32,
+    },
     Fault,
     Heal,
     Checkpoint,
     Collect,
+    /// The caller of a coordinator resumes the job after the end of a session.
+    Resume,
 }
 
 /// A clock that runs a little too fast or too slow, and may jump ahead.
@@ -104,6 +127,8 @@ pub struct World {
     store_fails_until: Duration,
     flaw: Option<Flaw>,
     pub resumed: u64,
+    /// Sessions that the caller has ended.
+    pub ended: u64,
 }
 
 fn ms(ms: u64) -> Duration {
@@ -145,6 +170,7 @@ impl World {
             store_fails_until: Duration::ZERO,
             flaw,
             resumed: 0,
+            ended: 0,
         };
         for at in 0..settings.nodes {
             let delay = ms(world.random.u64(..3_000));
@@ -250,6 +276,7 @@ impl World {
                 self.collect();
                 Ok(())
             }
+            Event::Resume => self.resume(),
         }
     }
 
@@ -473,7 +500,7 @@ impl World {
         self.after(interval, Event::Fault);
         let at = self.random.usize(..self.machines.len());
         let length = ms(self.random.u64(..[500, 10_000, 40_000][self.number as usize % 3]));
-        match self.random.u32(..12) {
+        match self.random.u32(..14) {
             0..3 => {
                 self.crash(at)?;
                 self.restart(at, length);
@@ -493,6 +520,10 @@ impl World {
                 self.after(length, Event::Heal);
             }
             9 => self.store_fails_until = self.now + length,
+            10..12 => {
+                self.after(length, Event::Resume);
+                return self.end_session();
+            }
             _ => {
                 let machine = &mut self.machines[at];
                 if machine.host.job.is_some()
@@ -505,6 +536,40 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// A part has failed, or the job hangs: the caller of the coordinator ends the session, and each launcher its part.
+    fn end_session(&mut self) -> Result<(), String> {
+        let rank = self.random.u32(..self.settings.nodes);
+        self.ended += 1;
+        for at in 0..self.settings.nodes {
+            self.with(at, |peer, local| peer.end_session(local, rank))?;
+            let machine = &mut self.machines[at as usize];
+            if machine.host.job.is_some() && machine.host.hold.is_none() && machine.paused_until <= self.now {
+                machine.host.job = None;
+                self.with(at, Peer::part_ended)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Some snapshots are left out.
+    fn resume(&mut self) -> Result<(), String> {
+        if self.machines.iter().any(|machine| machine.paused_until > self.now) {
+            self.after(ms(500), Event::Resume);
+        }
+        let snapshots = self.ground.log.iter().filter_map(|record| match record {
+            Record::Snapshot { attempt, .. } => Some(*attempt),
+            Record::Epoch { .. } | Record::Complete => None,
+        });
+        let random = &mut self.random;
+        let excluded: Vec<_> = snapshots.filter(|_| random.u32(..3) == 0).collect();
+        (0..self.settings.nodes).try_for_each(|at| {
+            self.with(at, |peer, local| {
+                peer.exclude(excluded.clone());
+                peer.resume(local);
+            })
+        })
     }
 
     /// A session that runs on all nodes that the newest epoch's coordinator believes it to run on.

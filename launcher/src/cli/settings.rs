@@ -461,7 +461,7 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "node-timeout",
         value: Some("TIME"),
-        default: "30s",
+        default: "10s",
         help: "A node that is silent for this long is lost: the job ends on all nodes",
         long_help: "A node of a job on several that is silent for this long, such as after its network has failed, is lost: the job ends on all nodes, and the same commands resume it. The end of a launcher shows at once. At least 3 s.",
         set: |config, option| {

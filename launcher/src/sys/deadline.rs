@@ -214,7 +214,7 @@ pub const NODE_BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest `--node-timeout`: some beats may be late.
 pub const SHORTEST_NODE_TIMEOUT: Duration = Duration::from_secs(3);
 /// A connection to another launcher on which nothing has come for this long is probed.
-pub const NODE_SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+pub const NODE_SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which an order or a request to the log without an answer is repeated.
 pub const NODE_REPEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Time for a vote, beyond `--freeze-timeout`, and for each step in which the job is paused.
