@@ -121,6 +121,13 @@ pub enum Event {
         /// Why.
         reason: Reason,
     },
+    /// At least half of the nodes have done a step for a while, and wait for these.
+    Slow {
+        /// The step.
+        step: Step,
+        /// The nodes that have not done it.
+        ranks: Vec<u32>,
+    },
     /// The session is over: nodes were lost, or parts of the job ended.
     Lost {
         /// The session.

@@ -174,7 +174,11 @@ impl Coordinator {
                 let ranks = attempt.missing().map(|node| node.rank).collect();
                 self.abort(now, Reason::Late { ranks }, actions);
             }
-            Phase::Working(attempt) => attempt.repeat(now, self.settings.repeat, actions),
+            Phase::Working(attempt) => {
+                attempt.repeat(now, self.settings.repeat, actions);
+                let (step, slow) = (attempt.step(), attempt.slow(now));
+                actions.extend(slow.map(|ranks| Action::Event(Event::Slow { step, ranks })));
+            }
             Phase::Committing { record, put_at, .. } if now >= *put_at => {
                 *put_at = now + self.settings.repeat;
                 actions.push(Action::Put { position: self.log.end(), record: record.clone() });
@@ -238,7 +242,7 @@ impl Coordinator {
             }
             return self.abort(now, Reason::Failed { rank: node.rank, reason, blame }, actions);
         }
-        attempt.take(node, outcome);
+        attempt.take(now, node, outcome);
         if !attempt.is_done() {
             return;
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::log::PartId;
 
 /// The version of the messages. All launchers of a job have the same one.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// A message on its way.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

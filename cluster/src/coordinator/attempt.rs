@@ -6,6 +6,9 @@ use crate::action::{Action, Settings};
 use crate::log::PartId;
 use crate::messages::{AttemptId, Message, NodeId, Order, Outcome, Step};
 
+/// Nodes for which the others have waited for this long in one step are named.
+pub(super) const SLOW: Duration = Duration::from_secs(30);
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     Checkpoint {
@@ -32,6 +35,10 @@ pub(super) struct Attempt {
     orders: Vec<(NodeId, Order, bool)>,
     /// How many are not done.
     open: usize,
+    /// Since when at least half of the nodes wait for the others.
+    waits_since: Option<Duration>,
+    /// The others were named.
+    are_told: bool,
     pub(super) deadline: Duration,
     repeat_at: Duration,
 }
@@ -47,8 +54,20 @@ impl Attempt {
         if matches!(kind, Kind::Checkpoint { .. }) {
             hashes = vec![String::new(); nodes.len()];
         }
-        let (deadline, repeat_at) = (Duration::ZERO, Duration::ZERO);
-        Self { id, kind, nodes, others, hashes, index: 0, orders: Vec::new(), open: 0, deadline, repeat_at }
+        Self {
+            id,
+            kind,
+            nodes,
+            others,
+            hashes,
+            index: 0,
+            orders: Vec::new(),
+            open: 0,
+            waits_since: None,
+            are_told: false,
+            deadline: Duration::ZERO,
+            repeat_at: Duration::ZERO,
+        }
     }
 
     fn steps(&self) -> &'static [Step] {
@@ -93,6 +112,7 @@ impl Attempt {
     ) {
         self.orders = self.all().zip(orders).map(|(node, order)| (node, order, false)).collect();
         self.open = self.orders.len();
+        (self.waits_since, self.are_told) = (None, false);
         self.deadline = now + settings.limit(self.step(), matches!(self.kind, Kind::Resume { .. }));
         self.repeat_at = now;
         self.repeat(now, settings.repeat, actions);
@@ -111,14 +131,24 @@ impl Attempt {
         }));
     }
 
+    /// The nodes for which at least half of all have waited for [`SLOW`], once for each step.
+    pub(super) fn slow(&mut self, now: Duration) -> Option<Vec<u32>> {
+        let since = self.waits_since.filter(|_| self.open > 0)?;
+        let is_news = now.saturating_sub(since) >= SLOW && !std::mem::replace(&mut self.are_told, true);
+        is_news.then(|| self.missing().map(|node| node.rank).collect())
+    }
+
     /// A node has done the step.
-    pub(super) fn take(&mut self, node: NodeId, outcome: Outcome) {
+    pub(super) fn take(&mut self, now: Duration, node: NodeId, outcome: Outcome) {
         let is_it = |(to, _, _): &(NodeId, Order, bool)| *to == node;
         // Most are at the place of their rank: a report of each of many nodes has to cost little.
         let expected = Some(node.rank as usize).filter(|place| self.orders.get(*place).is_some_and(is_it));
         let Some(place) = expected.or_else(|| self.orders.iter().position(is_it)) else { return };
         let (_, _, is_done) = &mut self.orders[place];
         self.open -= usize::from(!std::mem::replace(is_done, true));
+        if self.open * 2 <= self.orders.len() {
+            self.waits_since.get_or_insert(now);
+        }
         // The nodes with a part come first.
         if let (Outcome::Stored { hash }, Some(known)) = (outcome, self.hashes.get_mut(place)) {
             *known = hash;

@@ -6,7 +6,7 @@ use crate::action::Action;
 use crate::coordinator::Coordinator;
 use crate::{
     AttemptId, Envelope, Event, Hello, Log, Message, NodeId, Order, OtherVersion, Outcome, PartId,
-    PartRecord, PutAnswer, Record, SessionState, Settings, VERSION,
+    PartRecord, PutAnswer, Record, SessionState, Settings, Step, VERSION,
 };
 
 fn attempt(epoch: u64, number: u64) -> AttemptId {
@@ -63,6 +63,8 @@ struct TwoNodes {
     newest: AttemptId,
     events: Vec<Event>,
     puts: Vec<(u64, Record)>,
+    /// It does not answer.
+    slow: Option<u32>,
 }
 
 impl TwoNodes {
@@ -85,7 +87,7 @@ impl TwoNodes {
         log.add(0, Record::Epoch { epoch: 1, coordinator: node(0) });
         let coordinator = Coordinator::new(settings, log, Duration::ZERO);
         let (events, puts) = (Vec::new(), Vec::new());
-        Self { coordinator, sessions: [None; 2], newest: attempt(0, 0), events, puts }
+        Self { coordinator, sessions: [None; 2], newest: attempt(0, 0), events, puts, slow: None }
     }
 
     fn call(&mut self, at: u64, call: impl FnOnce(&mut Coordinator, Duration, &mut Vec<Action>)) {
@@ -94,7 +96,9 @@ impl TwoNodes {
         while !actions.is_empty() {
             for action in std::mem::take(&mut actions) {
                 match action {
-                    Action::Send { message: Message::Order { to, attempt, order }, .. } => {
+                    Action::Send { message: Message::Order { to, attempt, order }, .. }
+                        if self.slow != Some(to.rank) =>
+                    {
                         let outcome = self.perform(to.rank, attempt, &order);
                         self.coordinator.report(now, to, attempt, (order.step(), outcome), &mut actions);
                     }
@@ -129,6 +133,38 @@ impl TwoNodes {
     fn running(&self) -> usize {
         self.events.iter().filter(|event| matches!(event, Event::Running { .. })).count()
     }
+}
+
+/// It is named once, and again in the next attempt.
+#[test]
+fn a_node_that_lets_others_wait_is_named() {
+    let mut nodes = TwoNodes::new();
+    (0..2).for_each(|rank| nodes.hello(0, rank));
+    nodes.slow = Some(1);
+    nodes.call(5, Coordinator::request);
+    let slow = |nodes: &TwoNodes| {
+        let is_slow =
+            |event: &&Event| matches!(event, Event::Slow { step: Step::Prepare, ranks } if *ranks == [1]);
+        nodes.events.iter().filter(is_slow).count()
+    };
+    for at in 6..90 {
+        nodes.call(at, Coordinator::tick);
+        assert_eq!(slow(&nodes), usize::from(at >= 35), "after {} s", at - 5);
+    }
+    // All of them are slow: nobody waits.
+    let mut nodes = TwoNodes::new();
+    (0..2).for_each(|rank| nodes.hello(0, rank));
+    nodes.call(5, |coordinator, now, actions| {
+        coordinator.request(now, actions);
+        actions.clear();
+    });
+    (6..90).for_each(|at| {
+        nodes.call(at, |coordinator, now, actions| {
+            coordinator.tick(now, actions);
+            actions.retain(|action| matches!(action, Action::Event(_)));
+        });
+    });
+    assert_eq!(slow(&nodes), 0);
 }
 
 /// The part of node 1 fails: the job is resumed when this is wanted, and not before.

@@ -914,6 +914,14 @@ impl Host {
                 self.stop_committed(attempt);
             }
             Event::Aborted { attempt, step, reason } => self.aborted(attempt, step, &reason),
+            Event::Slow { step, ranks } => {
+                let ranks: Vec<_> = ranks.iter().map(u32::to_string).collect();
+                tracing::warn!(
+                    "node {} is slow: it has not {}, for which the others have waited for half a minute",
+                    ranks.join(", "),
+                    done(step)
+                );
+            }
             Event::Lost { .. } if self.is_waiting => {}
             Event::Lost { ranks, .. } => {
                 let ranks: Vec<_> = ranks.iter().map(u32::to_string).collect();
@@ -964,6 +972,22 @@ impl Host {
             Reason::Lost { .. } => self.end_after_loss(end.why),
             _ => self.over(rank, end),
         }
+    }
+}
+
+/// What a node has done after a step, for people.
+fn done(step: Step) -> &'static str {
+    match step {
+        Step::Prepare => "prepared its snapshot",
+        Step::Quiesce => "stopped its ranks",
+        Step::Freeze => "blocked its connections",
+        Step::Dump => "captured its part",
+        Step::Unblock => "unblocked its connections",
+        Step::Thaw => "let its part run",
+        Step::Store => "stored its part",
+        Step::Prove => "seen its connections move on",
+        Step::End => "ended its earlier part",
+        Step::Load => "loaded its part",
     }
 }
 
