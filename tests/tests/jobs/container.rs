@@ -327,9 +327,14 @@ fn the_set_of_nodes_starts_one_job() {
         assert!(command.contains(&option.as_str()), "{option}: {command:?}");
     }
     let sandbox = Sandbox::new();
-    let output = sandbox.call(&command[1..]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("also needs --node-rank\n"), "{said}");
+    // Also as the comment says.
+    let text = fs::read_to_string(manifest("jobset-nodes.yaml")).unwrap();
+    assert!(text.contains("`--lost-node=wait`") && spec["backoffLimit"] == 0);
+    for more in [&[][..], &["--lost-node=wait"]] {
+        let output = sandbox.call(more.iter().chain(&command[1..]));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains("also needs --node-rank\n"), "{said}");
+    }
 }
 
 #[test]
