@@ -1108,9 +1108,9 @@ mod tests {
     /// It is not awake only once it would notice something.
     #[test]
     fn a_silent_coordinator_is_noticed_in_time() {
-        const SILENCE: Duration = Duration::from_secs(1);
+        const SILENCE: Duration = Duration::from_secs(3);
         let (mut host, inbox, notices) = host(1);
-        (host.settings.silence, host.settings.beat) = (SILENCE, SILENCE / 10);
+        (host.settings.silence, host.settings.beat) = (SILENCE, SILENCE / 5);
         host.heard.insert(0, Instant::now());
         let begun = Instant::now();
         std::thread::spawn(move || host.run(&inbox));
