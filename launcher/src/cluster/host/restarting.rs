@@ -16,7 +16,9 @@ impl Host {
     pub(super) fn over(&mut self, rank: u32, end: End) {
         match &self.stopping {
             // The others may save what they have.
-            Some(stopping) if stopping.is_preemption() => return self.not_saved(&end.why),
+            Some(stopping) if stopping.is_preemption() && !self.is_resuming => {
+                return self.not_saved(&end.why);
+            }
             Some(_) => return self.end(end),
             None => {}
         }

@@ -100,8 +100,9 @@ impl Host {
     pub(super) fn not_saved(&mut self, why: &str) {
         let Some(mut stopping) = self.stopping.take() else { return };
         if stopping.is_preemption() {
-            let is_over = stopping.deadline().is_some_and(|deadline| deadline <= Instant::now());
-            if is_over || stopping.terminated.is_some() {
+            let is_late = stopping.deadline().is_some_and(|deadline| deadline <= Instant::now());
+            // Nothing runs yet that could end by itself.
+            if is_late || self.is_resuming || stopping.terminated.is_some() {
                 let why = stopping.terminated.unwrap_or_else(|| why.to_owned());
                 return self.end_stopped(format!("{}; {why}", stopping.why), false);
             }
@@ -142,11 +143,17 @@ impl Host {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::host;
+    use super::super::Input;
     use super::*;
     use crate::cluster::messages::{EndedPart, IdlePart};
 
     const ATTEMPT: AttemptId = AttemptId { epoch: 1, number: 3 };
+
+    /// The job runs.
+    fn running() -> (Host, crossbeam_channel::Receiver<Input>, crossbeam_channel::Receiver<Notice>) {
+        let (host, inbox, notices) = super::super::tests::host(0);
+        (Host { is_resuming: false, ..host }, inbox, notices)
+    }
 
     /// Of what the supervisor learns: why the job gets SIGTERM, and how it has ended.
     fn told(notices: &crossbeam_channel::Receiver<Notice>) -> (Option<String>, Option<End>) {
@@ -163,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_preempted_job_that_cannot_be_saved_has_its_grace_to_end_by_itself() {
-        let (mut host, _inbox, notices) = host(0);
+        let (mut host, _inbox, notices) = running();
         host.stop("SIGTERM".to_owned(), StopHow::Preempt);
         let (terminated, ended) = told(&notices);
         assert!(terminated.is_some() && ended.is_none(), "{ended:?}");
@@ -172,7 +179,7 @@ mod tests {
         host.receive(1, Message::PartEnded(EndedPart::own(0)));
         assert_preempted(&told(&notices).1.unwrap());
         // A program that saves itself, and ends with 0, has not come to its end.
-        let (mut host, _inbox, notices) = super::super::tests::host(0);
+        let (mut host, _inbox, notices) = running();
         host.stop("SIGTERM".to_owned(), StopHow::Preempt);
         (0..2).for_each(|rank| host.receive(rank, Message::PartEnded(EndedPart::own(0))));
         assert!(!host.is_completing);
@@ -187,7 +194,7 @@ mod tests {
     #[test]
     fn a_part_that_fails_during_the_last_snapshot_leaves_the_others_their_grace() {
         for is_told_first in [true, false] {
-            let (mut host, _inbox, notices) = host(0);
+            let (mut host, _inbox, notices) = running();
             stopping(&mut host, StopHow::Preempt, None);
             host.receive(1, Message::PartEnded(EndedPart::own(143)));
             if is_told_first {
@@ -202,10 +209,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_job_that_is_being_resumed_needs_no_grace() {
+        let (mut host, _inbox, notices) = running();
+        host.is_resuming = true;
+        host.stop("SIGTERM".to_owned(), StopHow::Preempt);
+        let (terminated, ended) = told(&notices);
+        assert!(terminated.is_none());
+        assert_preempted(&ended.unwrap());
+        // A resume that fails meanwhile says so.
+        let (mut host, _inbox, notices) = super::super::tests::host(0);
+        stopping(&mut host, StopHow::Preempt, None);
+        host.over(1, End::failure("node 1: a damaged snapshot".to_owned(), 125));
+        assert_eq!(told(&notices).1.unwrap().code, 125);
+    }
+
     /// The parts do nothing while `ckpt-run stop` waits for a snapshot.
     #[test]
     fn a_job_that_runs_on_may_hang() {
-        let (mut host, _inbox, notices) = host(0);
+        let (mut host, _inbox, notices) = running();
         stopping(&mut host, StopHow::Save, None);
         for rank in 0..2 {
             let part = IdlePart { what: "idle".to_owned(), idle_ms: 9000 };
@@ -224,7 +246,7 @@ mod tests {
 
     #[test]
     fn the_grace_of_a_job_that_cannot_be_saved_ends() {
-        let (mut host, _inbox, notices) = host(0);
+        let (mut host, _inbox, notices) = running();
         host.stop("SIGTERM".to_owned(), StopHow::Preempt);
         let why = told(&notices).0.unwrap();
         host.stopping.as_mut().unwrap().grace = Duration::ZERO;
@@ -235,11 +257,11 @@ mod tests {
 
     #[test]
     fn a_second_signal_and_a_stop_of_its_user_need_no_grace() {
-        let (mut host, _inbox, notices) = host(0);
+        let (mut host, _inbox, notices) = running();
         host.stop("SIGTERM".to_owned(), StopHow::Preempt);
         host.stop("SIGTERM".to_owned(), StopHow::Now);
         assert!(told(&notices).1.is_some());
-        let (mut host, _inbox, notices) = super::super::tests::host(0);
+        let (mut host, _inbox, notices) = running();
         host.stop("stop".to_owned(), StopHow::Save);
         let (terminated, ended) = told(&notices);
         assert!(terminated.is_none() && ended.is_none() && host.stopping.is_none(), "it runs on");
@@ -249,7 +271,7 @@ mod tests {
     #[test]
     fn an_earlier_attempt_that_fails_does_not_cancel_the_last_snapshot() {
         for has_captured in [true, false] {
-            let (mut host, _inbox, notices) = host(0);
+            let (mut host, _inbox, notices) = running();
             stopping(&mut host, StopHow::Preempt, Some((ATTEMPT, has_captured)));
             host.stop_aborted(ATTEMPT, "a connection was being opened");
             assert!(told(&notices).0.is_none() && host.stopping.is_some(), "another one is awaited");
