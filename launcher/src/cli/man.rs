@@ -18,6 +18,20 @@ pub fn write(out: &mut dyn Write) -> io::Result<()> {
     for ours in command.get_subcommands() {
         let about = ours.get_about().map(ToString::to_string).unwrap_or_default();
         writeln!(out, ".TP\n\\fB{}\\fR\n{}", escaped(ours.get_name()), escaped(&about))?;
+        let options = ours.get_arguments().filter_map(|one| Some((one.get_long()?, one)));
+        for (name, option) in options.filter(|(_, one)| !one.is_global_set() && !one.is_hide_set()) {
+            let value = match option.get_value_names() {
+                Some([value, ..]) if option.get_action().takes_values() => format!(" {value}"),
+                _ => String::new(),
+            };
+            let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+            writeln!(
+                out,
+                ".RS\n.TP\n\\fB{}\\fR\n{}\n.RE",
+                escaped(&format!("--{name}{value}")),
+                escaped(&help)
+            )?;
+        }
     }
     man.render_options_section(out)?;
     literal(out, "EXAMPLES", EXAMPLES)?;
@@ -55,6 +69,9 @@ mod tests {
             !page.contains("ckpt\\-run\\-checkpoint(1)") && page.contains("\\fBcheckpoint\\fR"),
             "{page}"
         );
+        for option in ["\\-\\-whole\\-job", "\\-\\-watch", "\\-\\-dry\\-run"] {
+            assert!(page.contains(&format!("\\fB{option}")), "{option}: {page}");
+        }
         assert_eq!(escaped(".a-b\\"), "\\&.a\\-b\\e");
     }
 }

@@ -30,6 +30,7 @@ const VALUES: &[(&str, &[&str])] = &[
     ("mirror", &["auto", "all", "changed", "none"]),
     ("network", &["host", "private", "job"]),
     ("nodes", &["auto"]),
+    ("lost-node", &["exit", "wait", "auto"]),
     ("interpose", &["auto", "off"]),
     ("nccl", &["auto", "p2p", "sockets"]),
     ("hang-timeout", &["auto", "off"]),

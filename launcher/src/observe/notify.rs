@@ -73,7 +73,9 @@ impl Notifier {
     pub fn start(address: Address, job: String, store: String) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("cannot prepare notifications (--notify)")?;
-        let client = reqwest::Client::builder().timeout(NOTIFY_TIMEOUT).pool_max_idle_per_host(0).build();
+        let client = reqwest::Client::builder().timeout(NOTIFY_TIMEOUT).pool_max_idle_per_host(0);
+        // A redirect would turn the request into one without a body, and may lead to another host.
+        let client = client.redirect(reqwest::redirect::Policy::none()).build();
         let client = client.context("cannot prepare notifications (--notify)")?;
         let (sender, entries) = unbounded::<Entry>();
         let work = move || runtime.block_on(serve(&client, &address, &entries, &job, &store));
@@ -95,6 +97,12 @@ impl Drop for Notifier {
         let deadline = Instant::now() + NOTIFY_LAST_TIMEOUT;
         while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
+        }
+        if self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            tracing::warn!(
+                "the last notifications are not sent (--notify): there was no answer within {} s. The job is not affected",
+                NOTIFY_LAST_TIMEOUT.as_secs()
+            );
         }
     }
 }
@@ -150,6 +158,9 @@ async fn send(client: &reqwest::Client, to: &Address, body: &[u8]) -> Result<(),
         let request = client.post(to.0.clone()).header(CONTENT_TYPE, "application/json").body(body.to_vec());
         let why = match request.send().await {
             Ok(response) if response.status().is_success() => return Ok(()),
+            Ok(response) if response.status().is_redirection() => {
+                return Err(format!("{}. Give the address to which it redirects", response.status()));
+            }
             Ok(response) if !may_pass(response.status()) => return Err(response.status().to_string()),
             Ok(response) => response.status().to_string(),
             // Its URL may hold a secret.

@@ -621,6 +621,8 @@ impl Supervisor<'_> {
                 Ok(PartEnd::Code(0))
             }
             SessionOutcome::OverOnNodes(end) => {
+                // The time of a hang counts as one.
+                let measured = Measured { begun_unix_ms: end.hung_since_unix_ms, ..measured };
                 journal.add(&Entry::new(EventKind::Failed, &end.why[..]).measured(measured));
                 let is_resumed = self.began_from.is_some();
                 let failure = Failure {

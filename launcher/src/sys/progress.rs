@@ -12,21 +12,25 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// Starts a bar, which is drawn on stderr if that is a terminal.
+    /// Starts a bar, which is drawn on stderr if that is a terminal. The total may be told later: [`Self::set`].
     #[must_use]
     pub fn new(operation: &'static str, total_bytes: u64) -> Self {
-        let target = if total_bytes < MIN_BYTES {
-            ProgressDrawTarget::hidden()
-        } else {
-            ProgressDrawTarget::stderr_with_hz(5)
-        };
-        let bar = ProgressBar::with_draw_target(Some(total_bytes), target).with_message(operation);
+        let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::hidden())
+            .with_message(operation);
         let style = "ckpt-run: {msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta} left";
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(500));
-        Self { bar }
+        let bar = Self { bar };
+        bar.show(total_bytes);
+        bar
+    }
+
+    fn show(&self, total_bytes: u64) {
+        if total_bytes >= MIN_BYTES && self.bar.is_hidden() {
+            self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
+        }
     }
 
     /// Adds processed bytes.
@@ -36,6 +40,7 @@ impl Bar {
 
     /// Sets processed and total bytes.
     pub fn set(&self, done_bytes: u64, total_bytes: u64) {
+        self.show(total_bytes);
         self.bar.set_length(total_bytes);
         self.bar.set_position(done_bytes);
     }

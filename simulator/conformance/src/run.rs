@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -22,6 +22,8 @@ pub const OUTCOME: &str = "conformance-outcome ";
 /// several checks may hang.
 const LIMIT_S: u64 = 120;
 const LIMIT_VARIABLE: &str = "CONFORMANCE_LIMIT_S";
+/// Where the directories of checks are, for a caller that may kill this program: it removes what is left.
+const DIR_VARIABLE: &str = "CONFORMANCE_DIR";
 
 fn limit() -> Duration {
     let own = std::env::var(LIMIT_VARIABLE).ok().and_then(|text| text.parse().ok());
@@ -73,7 +75,9 @@ fn one(libraries: (&Path, &Path), check: &Check) -> Line {
 
 fn run((lib, nccl_lib): (&Path, &Path), check: &Check) -> Result<Outcome> {
     // The simulated driver keeps a device's memory in a directory: one for each check makes them independent.
-    let parent = if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() };
+    let parent = std::env::var_os(DIR_VARIABLE).map(PathBuf::from).unwrap_or_else(|| {
+        if Path::new("/dev/shm").is_dir() { "/dev/shm".into() } else { std::env::temp_dir() }
+    });
     let directory = tempfile::Builder::new().prefix("conformance-").tempdir_in(parent)?;
     let stderr_file = directory.path().join("stderr");
     let mut command = Command::new(std::env::current_exe()?);

@@ -81,12 +81,34 @@ fn job_is_resumed(got: &Mutex<Vec<Value>>) -> bool {
     got.lock().unwrap().iter().any(|body| body["event"] == "resumed")
 }
 
+/// A page to which a server redirects is no reader of notifications.
+#[test]
+fn a_redirect_is_an_error() {
+    let sandbox = Sandbox::new();
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/hooks", server.local_addr().unwrap());
+    let got = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&got);
+    std::thread::spawn(move || {
+        for stream in server.incoming() {
+            // A request without a body would not be read.
+            answer(stream.unwrap(), "302 Found\r\nLocation: /login", |_| *count.lock().unwrap() += 1);
+        }
+    });
+    let output = sandbox.call(["--notify", &url, "--", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("Give the address to which it redirects"), "{said}");
+    assert_eq!(*got.lock().unwrap(), 2, "it started and is complete: {said}");
+}
+
 /// Nobody listens: the job runs and ends as without notifications.
 #[test]
 fn a_job_does_not_depend_on_notifications() {
     let sandbox = Sandbox::new();
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    sandbox.ok(["--notify", &format!("http://{closed}/x"), "--", "true"]);
+    let output = sandbox.call(["--notify", &format!("http://{closed}/x"), "--", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("the last notifications are not sent"), "{said}");
     let output = sandbox.call(["--notify", "mail@example.org", "--", "true"]);
     assert_eq!(output.status.code(), Some(2));
 }

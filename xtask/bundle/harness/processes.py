@@ -67,7 +67,7 @@ def reap():
 def end_all(pid=None, patience_s=20):
     """Kills all that is below a process, this one if none is named, and waits until it is gone."""
     pid = pid or os.getpid()
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + patience_s * PATIENCE
     while True:
         alive = [one for one in descendants(pid) if is_alive(one)]
         for one in alive:

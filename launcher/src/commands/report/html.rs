@@ -271,7 +271,9 @@ fn ending(ending: SessionEnding) -> &'static str {
 fn sessions(times: &Times) -> String {
     let row = |(at, one): (usize, &Session)| {
         let ended_ms = one.ended_unix_ms?;
-        let next = times.sessions.get(at + 1);
+        // Restarts that could not begin are rows of their own.
+        let began = |one: &&Session| one.ending != Some(SessionEnding::NotStarted);
+        let next = times.sessions[at + 1..].iter().find(began);
         let dash = || "-".to_owned();
         let what = one.what.as_deref().unwrap_or("ckpt-run was killed, or the machine went down");
         let remedy =

@@ -52,6 +52,8 @@ fn a_hang_is_resumed_from_a_snapshot_before_it_on_all_nodes() {
     );
     assert!(!text.contains("restart 2"), "{text}");
     assert_steps(&job, &running);
+    let report = job.machines.sandboxes[0].json(["report", "--json"]);
+    assert!(report["time_ms"]["hang"].as_u64() >= Some(7000), "{}", report["time_ms"]);
 }
 
 /// Such as a rank in a barrier while another one evaluates alone.
