@@ -323,9 +323,18 @@ int main(void) {
             graph(bytes);
             CHECK(cuMemGetInfo_v2(&free_before, &total_before));
         } else if (sscanf(line, "free %u", &number) == 1) {
+            size_t before;
+            CHECK(cuMemGetInfo_v2(&before, &total_before));
             CHECK(cuMemFree_v2(all[number].address));
             all[number] = all[--count];
-            CHECK(cuMemGetInfo_v2(&free_before, &total_before));
+            /* A process that the launcher is just starting has its descriptors until it executes its program. */
+            for (int i = 0; i < 300; i++) {
+                CHECK(cuMemGetInfo_v2(&free_before, &total_before));
+                if (free_before > before) {
+                    break;
+                }
+                usleep(1000);
+            }
         } else {
             return 2;
         }
