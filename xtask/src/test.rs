@@ -54,11 +54,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     // All faults at once: a run takes long.
     test.args(["--workspace", "--no-fail-fast", "--features", workspace::FAULTS]).args(&args.args);
-    if std::env::var_os("RUST_TEST_THREADS").is_none() {
-        // Much of the time tests wait: for the disk, for CRIU, for a timer.
-        let threads = std::thread::available_parallelism().map_or(1, usize::from) * 3 / 2;
-        test.env("RUST_TEST_THREADS", threads.max(1).to_string());
-    }
     let limit = if args.full { FULL_PROGRAM_LIMIT } else { PROGRAM_LIMIT };
     let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([limit]);
     test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));

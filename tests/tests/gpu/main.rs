@@ -15,3 +15,6 @@ mod nvidia;
 mod placement;
 mod resume_hangs;
 mod unwritten;
+
+#[path = "../../src/threads.rs"]
+mod threads;

@@ -29,3 +29,6 @@ mod training;
 mod unkillable;
 mod watched;
 mod zdtm;
+
+#[path = "../../src/threads.rs"]
+mod threads;

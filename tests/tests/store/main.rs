@@ -17,3 +17,6 @@ mod reader;
 mod releases;
 mod silent;
 mod stores;
+
+#[path = "../../src/threads.rs"]
+mod threads;
