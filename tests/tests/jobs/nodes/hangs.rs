@@ -2,6 +2,7 @@
 
 use crate::nodes::job::{Job, codes, kill_processes, machines, said};
 use ckpt_run_tests::Running;
+use ckpt_run_tests::machines::Machines;
 use std::fs;
 
 /// More than a hang takes to be found.
@@ -23,14 +24,19 @@ fn assert_steps(job: &Job, running: &[Running]) {
     }
 }
 
+/// With a watchdog of this time-out.
+fn watched(machines: Machines, hang_timeout: &str) -> Job {
+    let mut job = Job::works(machines, STEPS);
+    let options = ["--interval", "off", "--hang-timeout", hang_timeout, "--monitor-interval", "100ms"];
+    job.options = options.into_iter().chain(["--max-restarts", "5"]).map(str::to_owned).collect();
+    job
+}
+
 /// The snapshots that were taken meanwhile hang, too.
 #[test]
 fn a_hang_is_resumed_from_a_snapshot_before_it_on_all_nodes() {
     let Some(machines) = machines(2) else { return };
-    let mut job = Job::works(machines, STEPS);
-    let options = ["--interval", "off", "--hang-timeout", "8s", "--monitor-interval", "100ms"];
-    let options = options.into_iter().chain(["--max-restarts", "5"]);
-    job.options = options.map(str::to_owned).collect();
+    let job = watched(machines, "8s");
     let mut running = job.begun("steps.txt");
     job.checkpoint(&running);
     job.until_more(&mut running, "steps.txt", 5);
@@ -60,10 +66,7 @@ fn a_hang_is_resumed_from_a_snapshot_before_it_on_all_nodes() {
 #[test]
 fn a_part_that_waits_for_another_node_does_not_hang() {
     let Some(machines) = machines(2) else { return };
-    let mut job = Job::works(machines, STEPS);
-    let options = ["--interval", "off", "--hang-timeout", "5s", "--monitor-interval", "100ms"];
-    let options = options.into_iter().chain(["--max-restarts", "5"]);
-    job.options = options.map(str::to_owned).collect();
+    let job = watched(machines, "5s");
     let mut running = job.begun("steps.txt");
     touch(&job, 1, "stop-here");
     let waits = "The job is restarted if its parts on the other nodes do nothing either";
