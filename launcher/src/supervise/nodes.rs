@@ -633,7 +633,8 @@ impl Supervisor<'_> {
                     ran_for: duration,
                     saved_after,
                     is_doubtful: false,
-                    next_older_by: self.older_one().map(|older| older.older_by),
+                    // Node 0 looks for it when it decides.
+                    next_older_by: None,
                 };
                 Ok(PartEnd::Over(end, failure))
             }

@@ -32,7 +32,7 @@ pub(super) struct Stopping {
 impl Stopping {
     /// The end of the grace period, if it has one: who has called `ckpt-run stop` waits.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        (self.how != StopHow::Save).then(|| self.since + self.grace)
+        self.is_preemption().then(|| self.since + self.grace)
     }
 
     /// Whether the job ends within the grace period, saved or not.
@@ -42,7 +42,7 @@ impl Stopping {
 
     /// Whether there is time for another snapshot.
     fn has_time(&self) -> bool {
-        self.how == StopHow::Save || self.since.elapsed() < self.grace / 2
+        !self.is_preemption() || self.since.elapsed() < self.grace / 2
     }
 }
 

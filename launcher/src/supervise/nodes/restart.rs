@@ -62,7 +62,9 @@ impl Supervisor<'_> {
         let is_first = self.is_first && self.context.config.nodes.rejoins_as.is_none();
         // Counts from the policy's state before this failure.
         let older = self.older_one();
-        let next = if is_first && !failure.has_run { Next::GiveUp(None) } else { self.policy.after(failure) };
+        let failure = Failure { next_older_by: older.as_ref().map(|older| older.older_by), ..*failure };
+        let next =
+            if is_first && !failure.has_run { Next::GiveUp(None) } else { self.policy.after(&failure) };
         self.older_than = end.hung_since().and_then(|since| self.first_taken_after(since));
         if let (Next::StepBack(_), Some(older)) = (&next, older) {
             self.older_than = Some(older.left_out);
@@ -145,13 +147,15 @@ impl Supervisor<'_> {
 fn resumable(opened: &OpenedJob, log: &str, older_than: Option<(bool, SnapshotId)>) -> Result<Resumable> {
     let taken_ms = |id: &SnapshotId| Ok::<_, anyhow::Error>(opened.store.manifest(id)?.taken_unix_ms);
     let first_ms = match older_than {
-        Some((stays, id)) => taken_ms(&id)? + u64::from(stays),
-        None => u64::MAX,
+        Some((stays, id)) => Some(taken_ms(&id)? + u64::from(stays)),
+        None => None,
     };
     let (mut held, mut excluded) = (Vec::new(), Vec::new());
     for (id, part) in held_parts(opened)?.into_iter().filter(|(_, part)| part.log == log) {
         held.push(part.attempt);
-        if taken_ms(&id)? >= first_ms {
+        if let Some(first_ms) = first_ms
+            && taken_ms(&id)? >= first_ms
+        {
             excluded.push(part.attempt);
         }
     }

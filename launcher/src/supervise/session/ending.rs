@@ -366,10 +366,7 @@ impl JobSession<'_> {
     pub(super) fn job_ended(&mut self, code: i32) {
         self.exit_code = Some(code);
         self.ended_at = Some(SystemTime::now());
-        if code != 0 && self.loss.is_none() {
-            // The loss may have ended the job before this session heard of it.
-            self.loss = self.losses.try_recv().ok();
-        }
+        self.look_for_loss(code);
         if let Some(cluster) = self.shared.nodes.filter(|_| self.awaits_nodes()) {
             cluster.part_ended(self.part_end(code));
         }
@@ -380,15 +377,20 @@ impl JobSession<'_> {
         if self.ending.is_none() && !self.is_killed {
             self.end_leftovers();
         }
-        if code != 0 && self.loss.is_none() {
-            self.loss = self.losses.try_recv().ok();
-        }
+        self.look_for_loss(code);
         let sigterm_sent = self.ending.as_ref().is_some_and(|ending| ending.sigterm_sent);
         if code == 0 && !sigterm_sent {
             // A job that has succeeded needs no snapshot.
             self.checkpoints.cancel();
         } else if self.pending_checkpoints > 0 && self.ending.is_none() {
             tracing::info!("the job has ended with {code}; a checkpoint of it is not finished yet");
+        }
+    }
+
+    /// A loss of GPU state may have ended the job before this session heard of it.
+    fn look_for_loss(&mut self, code: i32) {
+        if code != 0 && self.loss.is_none() {
+            self.loss = self.losses.try_recv().ok();
         }
     }
 
