@@ -4,7 +4,7 @@ use std::env::{var, var_os};
 use std::path::Path;
 use std::process::Command;
 
-const SOURCE: &str = "src/criu/interrupted_calls";
+const SOURCE: &str = "src/criu/library";
 
 fn main() {
     println!("cargo::rerun-if-changed={SOURCE}");
@@ -16,7 +16,7 @@ fn main() {
     if let Some(linker) = var_os("RUSTC_LINKER") {
         rustc.arg("-C").arg(format!("linker={}", linker.to_string_lossy()));
     }
-    rustc.arg("-o").arg(&library).arg(Path::new(SOURCE).join("library.rs"));
+    rustc.arg("-o").arg(&library).arg(Path::new(SOURCE).join("entry.rs"));
     let status = rustc.status().unwrap_or_else(|error| panic!("cannot run {rustc:?}: {error}"));
     assert!(status.success(), "{rustc:?} failed: {status}");
 }

@@ -3,7 +3,7 @@
 #
 #     build.sh ARCHIVE PROGRAM LIBRARY
 #
-# ARCHIVE is the upstream archive of Debian's source package `criu`. LIBRARY is ckpt-run's library for CRIU, `library.rs`.
+# ARCHIVE is the upstream archive of Debian's source package `criu`. LIBRARY is ckpt-run's library for CRIU, `entry.rs`.
 # Needs the packages that BUILD-DEPENDS lists, and rustc.
 set -eu
 archive=$(realpath "$1")
@@ -23,7 +23,7 @@ esac
 END
 chmod +x "$work/pkg-config"
 
-# Its `ptrace` is linked instead of that of the C library.
+# Its `ptrace`, `ioctl` and `pread64` are linked instead of those of the C library.
 rustc --crate-name ckpt_criu --crate-type staticlib --edition 2024 -Copt-level=s -Cpanic=abort -o "$work/libckpt_criu.a" \
     "$library"
 

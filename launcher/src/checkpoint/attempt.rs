@@ -12,8 +12,10 @@
 use crate::agents::{Agents, GpuState, Prepared, QuiesceError};
 use crate::checkpoint::checkpointer::{AttemptHistory, CheckpointerParts};
 use crate::checkpoint::diagnose;
-use crate::checkpoint::dump::{Dumped, Frozen, Outputs};
+use crate::checkpoint::dump::{Copies, Dumped, Frozen, Outputs};
+use crate::checkpoint::host_memory::HostMemory;
 use crate::checkpoint::nodes::PartAttempt;
+use crate::checkpoint::precopy::Trials;
 use crate::checkpoint::stall::{self, MeasuredPhases};
 use crate::criu::{ImageError, Pagemap, chunk_ends, failed_processes};
 use crate::files::capture::Capture;
@@ -208,21 +210,21 @@ impl Attempt<'_> {
         capture.has_room(room_bytes()?);
         capture.touch(self.parts.job.namespace.written_files(None).ok().flatten());
         capture.prepare();
-        self.vote()?;
         self.parts.status.enter(Phase::Dump, survey.memory_bytes);
-        let precopied = self.precopy(&id, &staging, survey.memory_bytes, &mut history.precopy)?;
-        if precopied.is_some() {
+        let memory = self.copies(&id, &staging, survey.memory_bytes, &mut history.precopy)?;
+        if memory.before().is_some() {
             capture.has_room(room_bytes()?);
         }
+        self.vote()?;
         // The job is paused meanwhile, on all its nodes.
         let raised = self.parts.priority.raise();
         let mut dumped = self.beside_storing(&mut *writer, |storing| {
             let outputs = Outputs { files: &mut capture, storing };
-            self.dump_with_retries(&id, &staging, prepared, precopied, survey.memory_bytes, outputs)
+            self.dump_with_retries(&id, &staging, prepared, memory, survey.memory_bytes, outputs)
         })?;
         drop(capture);
         drop((record, staging));
-        history.precopy.measure(dumped.precopied.is_some(), dumped.stall_s, survey.memory_bytes);
+        history.precopy.measure(dumped.copies.before().is_some(), dumped.stall_s, survey.memory_bytes);
         self.parts.status.disturb(false);
         // Connections to the other nodes are part of the snapshot.
         if self.part.is_none() {
@@ -389,6 +391,26 @@ impl Attempt<'_> {
         Ok(SnapshotId::new(number, SystemTime::now()))
     }
 
+    /// Copies the job's memory while the job runs, or allocates memory to copy it while the job is paused.
+    fn copies(
+        &self,
+        id: &SnapshotId,
+        staging: &Staging,
+        memory_bytes: u64,
+        trials: &mut Trials,
+    ) -> Result<Copies, AttemptError> {
+        if let Some(precopied) = self.precopy(id, staging, memory_bytes, trials)? {
+            return Ok(Copies::Before(precopied));
+        }
+        let copied = HostMemory::allocate(staging, &format!("memory-{id}"), self.tree());
+        let copied = copied.map_err(AttemptError::Staging)?;
+        let left_bytes = memory_bytes.saturating_sub(copied.as_ref().map_or(0, HostMemory::bytes));
+        if let Err(error) = staging.warm(left_bytes) {
+            tracing::debug!("memory for the images could not be allocated in advance: {error}");
+        }
+        Ok(copied.map_or(Copies::None, Copies::Paused))
+    }
+
     /// Where CRIU leaves its images: memory if there is enough, otherwise the store's disk.
     fn staging(&self, image_bytes: u64) -> Result<Arc<Staging>, AttemptError> {
         let tell = |why: &str| {
@@ -403,9 +425,6 @@ impl Attempt<'_> {
         };
         let staging = Staging::for_images(image_bytes, 0, self.parts.staging_dir.as_deref(), tell);
         let staging = staging.map_err(AttemptError::Staging)?;
-        if let Err(error) = staging.warm(image_bytes) {
-            tracing::debug!("memory for the images could not be allocated in advance: {error}");
-        }
         Ok(Arc::new(staging))
     }
 
@@ -547,9 +566,12 @@ fn staged_files(dumped: &Dumped) -> io::Result<Vec<(RelPath, Box<dyn Source + '_
         for (name, bytes) in dir.files()? {
             let path = RelPath::new(format!("{kind}/{name}")).map_err(io::Error::other)?;
             let ends = ends.remove(path.as_str());
-            let merged = dumped.precopied.as_ref().zip(dumped.merged.get(&name)).filter(|_| kind == "images");
+            let merged = dumped.merged.get(&name).filter(|_| kind == "images");
             let source: Box<dyn Source> = match merged {
-                Some((precopied, pages)) => Box::new(precopied.file(dir, pages, ends.unwrap_or_default())),
+                Some(pages) => {
+                    let dirs = std::iter::once(dir).chain(dumped.copies.dirs());
+                    Box::new(pages.file(dirs, ends.unwrap_or_default()))
+                }
                 None => {
                     let ends = ends.filter(|ends| ends.last() == Some(&bytes));
                     Box::new(StagedFile::new(dir, name, bytes).with_ends(ends.unwrap_or_default()))

@@ -5,13 +5,16 @@ use crate::agents::{Agents, CutCost, GpuState, HeldCut, Prepared, QuiesceError, 
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError};
 use crate::checkpoint::checkpointer::CheckpointerParts;
 use crate::checkpoint::diagnose;
+use crate::checkpoint::host_memory::HostMemory;
 use crate::checkpoint::precopy::{MergedPages, Precopied};
 use crate::checkpoint::stall::MeasuredPhases;
 use crate::checkpoint::storing::Storing;
 use crate::cluster::sockets;
 use crate::criu::{
     CRIU_EVERYTHING, CRIU_WARNINGS, Descriptors, EmptyMessagesError, Options, Session, SessionError,
-    UnixQueues, arm_expired_timers, end_tcp_repair, injection, interrupted_calls, with_empty_messages,
+    UnixQueues, arm_expired_timers, end_tcp_repair, injection,
+    library::{self, Loaded},
+    with_empty_messages,
 };
 use crate::files::capture::{Capture, CapturedFiles, OpenForWriting};
 use crate::files::directories;
@@ -22,7 +25,7 @@ use crate::files::staging::{StagedDir, Staging};
 use crate::files::tracking;
 use crate::gpu::device_memory;
 use crate::job::attempt_logs::prune_attempt_logs;
-use crate::namespace::{DescriptorState, NamespaceError, PeekedQueue, Survey, inside};
+use crate::namespace::{DescriptorState, NamespaceError, PeekedQueue, Survey, Tree, inside};
 use crate::sys::deadline::{
     CRIU_END_POLL_INTERVAL, CRIU_END_TIMEOUT, CRIU_STOP_TIMEOUT, DUMP_RETRY_DELAY, FROZEN_OUTPUT_TIMEOUT,
     LEFT_LINKS_PATIENCE, SOCKET_OPTIONS_TIMEOUT,
@@ -33,7 +36,7 @@ use ckpt_snapshot::{
     TtyRecord, faults, write_atomically,
 };
 use std::collections::{BTreeSet, HashMap};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -80,8 +83,8 @@ pub(super) struct Frozen {
 pub(super) struct Dumped {
     pub(super) images: StagedDir,
     pub(super) shm: StagedDir,
-    /// What was copied before the dump, and the images of pages that are partly in it, by their names.
-    pub(super) precopied: Option<Precopied>,
+    pub(super) copies: Copies,
+    /// The images of pages that are partly in the copies, by their names.
     pub(super) merged: HashMap<String, MergedPages>,
     pub(super) frozen: Frozen,
     pub(super) stall_s: f64,
@@ -124,6 +127,8 @@ struct Stages<'a> {
     refusal: Option<String>,
     /// The agents, and the processes that have detached.
     away: Option<(&'a Agents, &'a Quiesced)>,
+    /// Where the job's memory is copied to, and the list of what was copied.
+    copies: Option<(&'a mut Copies, File)>,
     phases: MeasuredPhases,
 }
 
@@ -144,6 +149,7 @@ impl<'a> Stages<'a> {
             frozen: None,
             refusal: None,
             away,
+            copies: None,
             phases: MeasuredPhases::default(),
         }
     }
@@ -152,9 +158,55 @@ impl<'a> Stages<'a> {
 /// One try of a dump.
 struct Try<'a> {
     number: u32,
-    precopied: Option<&'a Precopied>,
+    copies: &'a mut Copies,
     /// The agents, and the processes that have detached.
     away: Option<(&'a Agents, &'a Quiesced)>,
+}
+
+/// Copies of memory that CRIU need not make.
+pub(super) enum Copies {
+    /// There are none.
+    None,
+    /// They were made before the dump.
+    Before(Precopied),
+    /// They are made while the job is paused.
+    Paused(HostMemory),
+}
+
+impl Copies {
+    /// Deletes what was copied. Returns whether anything was.
+    fn discard(&mut self, staging: &Staging) -> bool {
+        match std::mem::replace(self, Self::None) {
+            Self::None => return false,
+            Self::Before(precopied) => precopied.discard(staging),
+            Self::Paused(copied) => copied.discard(staging),
+        }
+        true
+    }
+
+    /// What was copied before the dump.
+    pub(super) fn before(&self) -> Option<&Precopied> {
+        if let Self::Before(precopied) = self { Some(precopied) } else { None }
+    }
+
+    /// Adds what was copied to the pagemaps of `images`. Returns the images of pages that are not in `images` alone, by their
+    /// names.
+    fn merge(&mut self, images: &StagedDir) -> io::Result<HashMap<String, MergedPages>> {
+        match self {
+            Self::None => Ok(HashMap::new()),
+            Self::Before(precopied) => precopied.merge(images),
+            Self::Paused(copied) => copied.merge(images),
+        }
+    }
+
+    /// Where the copies are, the newest first.
+    pub(super) fn dirs(&self) -> Vec<&StagedDir> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Before(precopied) => precopied.dirs().collect(),
+            Self::Paused(copied) => vec![copied.dir()],
+        }
+    }
 }
 
 /// What a dump writes to beside CRIU's images.
@@ -178,7 +230,7 @@ impl Attempt<'_> {
         id: &SnapshotId,
         staging: &Arc<Staging>,
         mut prepared: Option<Prepared>,
-        mut precopied: Option<Precopied>,
+        mut copies: Copies,
         memory_bytes: u64,
         mut outputs: Outputs<'_, '_>,
     ) -> Result<Dumped, AttemptError> {
@@ -188,10 +240,10 @@ impl Attempt<'_> {
         loop {
             let name = format!("{id}-{tries}");
             let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
-            let result =
-                self.dump_without_agents(id, staging, &work, tries, precopied.as_ref(), &mut outputs);
+            let this = Try { number: tries, copies: &mut copies, away: None };
+            let result = self.dump_without_agents(id, staging, &work, this, &mut outputs);
             let error = match result {
-                Ok(dumped) => return Ok(Dumped { precopied, ..dumped }),
+                Ok(dumped) => return Ok(Dumped { copies, ..dumped }),
                 Err(DumpError::Agents(QuiesceError::Withdrawn)) => return Err(AttemptError::Withdrawn),
                 // Memory that is stored through windows is stored once.
                 Err(DumpError::Agents(error))
@@ -209,12 +261,11 @@ impl Attempt<'_> {
                 Err(DumpError::Session(error)) => error,
             };
             self.remove_failed(staging, &name, &names);
-            let mut may_help = matches!(error, SessionError::Failed(_) | SessionError::Refused(_));
-            if let Some(precopied) = precopied.take() {
-                // The copies may be the reason: the next try is without them.
-                precopied.discard(staging);
-                may_help = !matches!(error, SessionError::Timeout);
-            }
+            // The copies may be the reason: the next try is without them.
+            let may_help = match copies.discard(staging) {
+                true => !matches!(error, SessionError::Timeout),
+                false => matches!(error, SessionError::Failed(_) | SessionError::Refused(_)),
+            };
             if may_help && self.may_retry(tries) {
                 tracing::debug!("try {tries} of the dump failed: {error}");
                 tries += 1;
@@ -274,13 +325,11 @@ impl Attempt<'_> {
         id: &SnapshotId,
         staging: &Arc<Staging>,
         work: &StagedDir,
-        tries: u32,
-        precopied: Option<&Precopied>,
+        this: Try<'_>,
         outputs: &mut Outputs<'_, '_>,
     ) -> Result<Dumped, DumpError> {
         let Some(agents) = &self.parts.job.agents else {
             let deadline = Instant::now() + self.freeze_timeout;
-            let this = Try { number: tries, precopied, away: None };
             return Ok(self.dump(id, staging, work, this, deadline, outputs.files)?);
         };
         agents.set_continues_after_dump(self.after_dump == AfterDump::KeepRunning);
@@ -294,7 +343,7 @@ impl Attempt<'_> {
         let left = deadline.saturating_duration_since(detaching);
         let away = self.detach(agents, left, outputs.storing)?;
         let detach = detaching.elapsed();
-        let this = Try { number: tries, precopied, away: Some((agents, &away)) };
+        let this = Try { away: Some((agents, &away)), ..this };
         let result = self.dump(id, staging, work, this, deadline, outputs.files);
         let attaching = Instant::now();
         if self.after_dump == AfterDump::KeepRunning || result.is_err() {
@@ -371,7 +420,7 @@ impl Attempt<'_> {
         id: &SnapshotId,
         staging: &Arc<Staging>,
         work: &StagedDir,
-        Try { number: tries, precopied, away }: Try<'_>,
+        Try { number: tries, copies, away }: Try<'_>,
         deadline: Instant,
         files: &mut Capture,
     ) -> Result<Dumped, SessionError> {
@@ -382,19 +431,14 @@ impl Attempt<'_> {
         let blocked = blocking.elapsed();
         // A CRIU that is late is stopped within the job's time, too.
         let deadline = deadline.checked_sub(self.freeze_timeout / CRIU_STOP_PART).unwrap_or(deadline);
-        let (session, options) = self.start_dump(&images, work, tries, deadline)?;
-        let parent_img = precopied.map(Precopied::parent);
+        let list = library::page_list()?;
+        let (session, options) = self.start_dump(&images, work, tries, deadline, Some(&list))?;
+        let parent_img = copies.before().map(Precopied::parent);
         let options = Options { track_mem: parent_img.as_ref().map(|_| true), parent_img, ..options };
         let criu_pid = session.process().pid;
         let mut stages = Stages::new(&images, &shm, criu_pid, deadline, away);
-        stages.phases.precopy = seconds(precopied.map_or(0.0, Precopied::stall_s));
-        let result = session.dump(options, deadline, &mut |stage| {
-            if stage == FROZEN && precopied.is_some() {
-                // It may have been set up since the last round.
-                self.look_for_aio()?;
-            }
-            self.at_stage(stage, files, &mut stages)
-        });
+        stages.copies = Some((&mut *copies, list));
+        let result = session.dump(options, deadline, &mut |stage| self.at_stage(stage, files, &mut stages));
         let Stages { frozen, refusal, phases, .. } = stages;
         if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
             self.kill_late_criu(criu_pid);
@@ -408,15 +452,16 @@ impl Attempt<'_> {
         self.hit("dump-done", criu_pid)?;
         arm_expired_timers(&images)?;
         let stall_s = frozen_s(work)?;
-        let merged = precopied.map(|precopied| precopied.merge(&images)).transpose()?.unwrap_or_default();
+        let merged = copies.merge(&images)?;
+        let precopy_s = copies.before().map_or(0.0, Precopied::stall_s);
         Ok(Dumped {
             images,
             shm,
-            precopied: None,
+            copies: Copies::None,
             merged,
             frozen,
-            stall_s: stall_s + precopied.map_or(0.0, Precopied::stall_s),
-            phases,
+            stall_s: stall_s + precopy_s,
+            phases: MeasuredPhases { precopy: seconds(precopy_s), ..phases },
             blocked,
             agents: None,
             cut: None,
@@ -439,6 +484,7 @@ impl Attempt<'_> {
             self.look_for_library(stages.criu_pid);
             stages.state = self.descriptor_state(stages.deadline)?;
             stages.phases.record = begun.elapsed();
+            self.copy_memory(stages)?;
         }
         if stage == "post-dump" {
             let Stages { images, shm, deadline, state, refusal, away, phases, .. } = stages;
@@ -460,6 +506,23 @@ impl Attempt<'_> {
         Ok(())
     }
 
+    /// Copies memory, unless that was done before, and has CRIU leave it out.
+    fn copy_memory(&self, stages: &mut Stages<'_>) -> Result<(), String> {
+        let (copies, list) = match &mut stages.copies {
+            Some((Copies::Paused(copies), list)) => (copies, list),
+            // It may have been set up since the last round.
+            Some((Copies::Before(_), _)) => return self.look_for_aio(),
+            _ => return Ok(()),
+        };
+        if library::loaded(&self.root(), stages.criu_pid) < Loaded::Pages {
+            return Ok(());
+        }
+        let copied = copies.copy(self.tree(), stages.deadline);
+        self.hit("copied", stages.criu_pid)
+            .and_then(|()| library::leave_out(list, &copied))
+            .map_err(|error| format!("the job's memory cannot be copied: {error}"))
+    }
+
     /// What CRIU does not save of the job's descriptors.
     fn descriptor_state(&self, deadline: Instant) -> Result<DescriptorState, String> {
         // CRIU needs the rest of the time.
@@ -479,7 +542,7 @@ impl Attempt<'_> {
     /// Tells once in the life of a launcher that this CRIU does not correct the calls that it interrupts.
     fn look_for_library(&self, criu_pid: i32) {
         static IS_TOLD: Once = Once::new();
-        if !interrupted_calls::has_library(&self.root(), criu_pid) {
+        if library::loaded(&self.root(), criu_pid) == Loaded::Nothing {
             IS_TOLD.call_once(|| {
                 tracing::warn!(
                     "{} is a static program, or has file capabilities, and loads no library of ckpt-run: `poll`, sleeps and waits with a timeout may return EINTR in the job at a checkpoint and after a resume (`ckpt-run docs limits`)",
@@ -541,17 +604,20 @@ impl Attempt<'_> {
         work: &StagedDir,
         tries: u32,
         deadline: Instant,
+        list: Option<&File>,
     ) -> Result<(Session, Options), SessionError> {
         let config = self.config_file()?;
-        let fds = [Some(images.fd().as_fd()), Some(work.fd().as_fd()), config.as_ref().map(AsFd::as_fd)];
-        let fds: Vec<_> = fds.into_iter().flatten().collect();
-        let library = interrupted_calls::library()?;
+        let mut fds = vec![images.fd().as_fd(), work.fd().as_fd()];
+        fds.extend(config.iter().map(AsFd::as_fd));
+        let options_fds = fds.len();
+        fds.extend(list.map(AsFd::as_fd));
+        let library = library::library()?;
         let namespace = &self.parts.job.namespace;
         let process = namespace
             .start_criu(&self.parts.criu.swrk(), None, &fds, Some(library.as_fd()))
             .map_err(start_error)?;
         let session = Session::new(process);
-        let mut options = self.dump_options(&session.process().fds, tries, deadline);
+        let mut options = self.dump_options(&session.process().fds[..options_fds], tries, deadline);
         if let Some(path) = self.parts.job.stdio.terminal_key() {
             options.external.push(path);
         }
@@ -702,6 +768,11 @@ impl Attempt<'_> {
     /// The root of the job's file system.
     pub(super) fn root(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root", self.parts.job.namespace.init_pid()))
+    }
+
+    /// The job's processes.
+    pub(super) fn tree(&self) -> Tree {
+        Tree { init_pid: self.parts.job.namespace.init_pid(), root_pid: self.parts.job.root_pid }
     }
 
     /// The job's /proc.

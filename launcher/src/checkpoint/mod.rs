@@ -5,6 +5,7 @@ pub mod checkpointer;
 pub mod diagnose;
 pub mod dump;
 pub mod failed_processes;
+pub mod host_memory;
 #[cfg(feature = "faults")]
 pub mod injected;
 pub mod nodes;

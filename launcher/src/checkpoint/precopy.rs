@@ -164,8 +164,21 @@ pub(super) struct Precopied {
 /// The images of pages of a dump and its rounds, as one.
 pub(super) struct MergedPages {
     /// Names of the images of pages, by dump, the newest first.
-    names: Vec<String>,
-    pieces: Vec<Piece>,
+    pub(super) names: Vec<String>,
+    pub(super) pieces: Vec<Piece>,
+}
+
+impl MergedPages {
+    /// The image of pages with these chunk ends. `dirs` are where its files are.
+    pub(super) fn file<'a>(
+        &'a self,
+        dirs: impl Iterator<Item = &'a StagedDir>,
+        ends: Vec<u64>,
+    ) -> StagedParts<'a> {
+        let files = dirs.zip(self.names.iter().map(String::as_str)).collect();
+        let part = |piece: &Piece| StagedPart { file: piece.dump, offset: piece.offset, bytes: piece.bytes };
+        StagedParts::new(files, self.pieces.iter().map(part), ends)
+    }
 }
 
 impl Precopied {
@@ -210,17 +223,9 @@ impl Precopied {
         Ok(found)
     }
 
-    /// A merged image of pages with these chunk ends, whose newest dump is `images`.
-    pub(super) fn file<'a>(
-        &'a self,
-        images: &'a StagedDir,
-        pages: &'a MergedPages,
-        ends: Vec<u64>,
-    ) -> StagedParts<'a> {
-        let dirs = std::iter::once(images).chain(self.rounds.iter().rev().map(|round| &round.images));
-        let files = dirs.zip(pages.names.iter().map(String::as_str)).collect();
-        let part = |piece: &Piece| StagedPart { file: piece.dump, offset: piece.offset, bytes: piece.bytes };
-        StagedParts::new(files, pages.pieces.iter().map(part), ends)
+    /// The directories of its rounds, the newest first.
+    pub(super) fn dirs(&self) -> impl Iterator<Item = &StagedDir> {
+        self.rounds.iter().rev().map(|round| &round.images)
     }
 }
 
@@ -378,7 +383,7 @@ impl Attempt<'_> {
     /// Returns for how long the job was paused, in seconds. No process of CRIU is left after an error.
     fn pre_dump(&self, images: &StagedDir, parent_img: Option<String>) -> Result<f64, SessionError> {
         let deadline = Instant::now() + self.freeze_timeout;
-        let (session, options) = self.start_dump(images, images, 1, deadline)?;
+        let (session, options) = self.start_dump(images, images, 1, deadline, None)?;
         let options = Options { parent_img, track_mem: Some(true), leave_running: Some(true), ..options };
         let criu_pid = session.process().pid;
         let hit = |point: &str| self.hit(&format!("precopy-{point}"), criu_pid);

@@ -43,6 +43,19 @@ impl Entry {
         self.flags.unwrap_or(if in_parent { IN_PARENT } else { PRESENT })
     }
 
+    /// Pages in the image; `None` if there are too many for CRIU.
+    fn present(range: &Range<u64>) -> Option<Self> {
+        let pages = (range.end - range.start) / PAGE_BYTES;
+        let pages_32 = Some(u32::try_from(pages).ok()?);
+        Some(Self {
+            address: range.start,
+            pages_32,
+            in_parent: None,
+            flags: Some(PRESENT),
+            pages: Some(pages),
+        })
+    }
+
     /// Its addresses; `None` if they are not valid.
     fn range(&self) -> Option<Range<u64>> {
         let pages = self.pages.or(self.pages_32.map(u64::from))?;
@@ -102,7 +115,7 @@ pub struct Piece {
 pub struct Merged {
     /// The image, to take the place of the newest dump's.
     pub image: Vec<u8>,
-    /// The numbers of the images of pages, by dump.
+    /// The numbers of CRIU's images of pages, by dump.
     pub pages_ids: Vec<u32>,
     /// Its pages, in order. Their images are those of the dumps.
     pub pieces: Vec<Piece>,
@@ -140,16 +153,52 @@ impl Merged {
         }
         let all = newest.into_iter().map(|entry| {
             let flags = Some(entry.kind() & !IN_PARENT | PRESENT);
-            Entry { flags, in_parent: None, ..entry }.encode_to_vec()
+            Entry { flags, in_parent: None, ..entry }
         });
-        let head = Head { pages_id: *pages_ids.first()? }.encode_to_vec();
-        let mut image = MAGIC.to_vec();
-        for body in std::iter::once(head).chain(all) {
-            image.extend_from_slice(&u32::try_from(body.len()).ok()?.to_le_bytes());
-            image.extend(body);
-        }
-        Some(Self { image, pages_ids, pieces })
+        Some(Self { image: image(*pages_ids.first()?, all)?, pages_ids, pieces })
     }
+
+    /// Adds pages that CRIU has left out to the pagemap of a process: ranges of addresses, in order. They are one after the
+    /// other in another file: number 1 in the pieces. `None` if the pagemap cannot be parsed, refers to an older dump, or
+    /// has one of these pages.
+    #[must_use]
+    pub fn with_copied(pagemap: &[u8], copied: &[Range<u64>]) -> Option<Self> {
+        let mut all: Vec<(Entry, Range<u64>, usize)> = Vec::new();
+        let pages_id = entries(pagemap, |entry, range| all.push((entry, range, 0)))?;
+        if all.iter().any(|(entry, ..)| entry.kind() & (PRESENT | IN_PARENT) != PRESENT) {
+            return None;
+        }
+        for range in copied {
+            all.push((Entry::present(range)?, range.clone(), 1));
+        }
+        all.sort_by_key(|(_, range, _)| range.start);
+        if !all.is_sorted_by(|one, next| one.1.end <= next.1.start) {
+            return None;
+        }
+        let mut offsets = [0; 2];
+        let mut pieces: Vec<Piece> = Vec::new();
+        for (_, range, dump) in &all {
+            let bytes = range.end - range.start;
+            match pieces.last_mut() {
+                Some(last) if last.dump == *dump => last.bytes += bytes,
+                _ => pieces.push(Piece { dump: *dump, offset: offsets[*dump], bytes }),
+            }
+            offsets[*dump] += bytes;
+        }
+        let image = image(pages_id, all.into_iter().map(|(entry, ..)| entry))?;
+        Some(Self { image, pages_ids: vec![pages_id], pieces })
+    }
+}
+
+/// The image with these entries.
+fn image(pages_id: u32, entries: impl Iterator<Item = Entry>) -> Option<Vec<u8>> {
+    let mut image = MAGIC.to_vec();
+    let bodies = entries.map(|entry| entry.encode_to_vec());
+    for body in std::iter::once(Head { pages_id }.encode_to_vec()).chain(bodies) {
+        image.extend_from_slice(&u32::try_from(body.len()).ok()?.to_le_bytes());
+        image.extend(body);
+    }
+    Some(image)
 }
 
 /// Appends the places of the pages at `wanted`, as `dump` and its parents have them. `None` if one has no place.

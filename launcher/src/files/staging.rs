@@ -280,6 +280,18 @@ impl StagedDir {
         Ok(File::from(retry_on_intr(|| rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR))?))
     }
 
+    /// Creates the file `name` with this length for reading and writing. Its pages have no memory yet.
+    ///
+    /// # Errors
+    /// When it cannot be created.
+    pub fn create_with(&self, name: &str, bytes: u64) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open = || rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR);
+        let file = File::from(retry_on_intr(open)?);
+        file.set_len(bytes)?;
+        Ok(file)
+    }
+
     /// The content of the file `name`; `None` if it does not exist.
     ///
     /// # Errors

@@ -46,6 +46,7 @@ pub mod stdio;
 mod subreaper;
 mod survey;
 mod terminals;
+mod tree;
 pub mod written_files;
 
 pub use activity::Activity;
@@ -55,6 +56,7 @@ pub use init::init_main;
 pub use messages::{Names, Network, StdioSource};
 pub use peek::{PeekedMessage, PeekedQueue};
 pub use survey::{numbers_in, pid_namespace_of};
+pub use tree::{Tree, processes};
 
 /// The first argument that turns this program into the namespace's init.
 pub const INIT_ARGUMENT: &str = "__init";

@@ -15,11 +15,12 @@ mod late;
 mod observe;
 
 use super::events::{Event, Hang};
-use super::stacks::{self, Tree};
+use super::stacks;
 use crate::agents::{ActivityProbe, GpuActivity};
 use crate::cli::config::HangTimeout;
 use crate::job::journal::{Entry, EventKind, Journal};
 use crate::job::status::SharedStatus;
+use crate::namespace::Tree;
 use crate::sys::deadline::{AUTO_HANG_TIMEOUT, LATE_RANK_TIMEOUT};
 use anyhow::{Context, Result};
 use ckpt_protocol::control::LateRank;

@@ -13,6 +13,7 @@ pub mod memory;
 pub mod mounts;
 pub mod path_text;
 pub mod privileges;
+pub mod process_memory;
 pub mod progress;
 pub mod runtime_dir;
 pub mod secrets;

@@ -148,6 +148,39 @@ fn a_criu_that_loads_no_library_is_named() {
     }
 }
 
+/// ckpt-run copies memory itself, unless CRIU loads no library. CRIU reads in one of two ways which pages there are.
+#[test]
+fn memory_is_copied_by_ckpt_run_or_by_criu() {
+    let directory = Sandbox::new();
+    let wrapper = directory.path().join("criu");
+    for (line, is_copied) in [("", true), ("export CRIU_FAULT=135", true), ("unset LD_PRELOAD", false)] {
+        fs::write(&wrapper, format!("#!/bin/sh\n{line}\nexec '{}' \"$@\"\n", criu().display())).unwrap();
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+        let sandbox = Sandbox::new();
+        let start = || {
+            let options = ["-vv".into(), "--criu".into(), wrapper.clone()];
+            sandbox.start("job", options.into_iter().chain(command_line("private_memory.py")))
+        };
+        let mut job = start();
+        job.until("the program is set up", || sandbox.path().join("ready").exists().then_some(()));
+        job.until_answering(&sandbox);
+        for _ in 0..3 {
+            job.checkpoint(&sandbox);
+        }
+        let said = job.said();
+        let of_copies = said.lines().filter_map(|line| line.split("copying ").nth(1)?.split(' ').next());
+        let copied: Vec<u64> = of_copies.map(|bytes| bytes.parse().unwrap()).collect();
+        assert_eq!(copied.len(), if is_copied { 3 } else { 0 }, "{line}: {said}");
+        assert!(copied.iter().all(|bytes| (100 << 20..200 << 20).contains(bytes)), "{line}: {copied:?}");
+        job.kill_everything();
+        let mut job = start();
+        job.until_answering(&sandbox);
+        fs::write(sandbox.path().join("go"), "").unwrap();
+        assert_eq!(job.wait(), 0, "{line}: {}\n{}", sandbox.read("log"), job.said());
+        assert_eq!(sandbox.read("log"), "started\npass\n", "{line}");
+    }
+}
+
 /// An alarm goes off while the job is paused: it ends the system call that it would have ended otherwise.
 #[test]
 fn an_alarm_during_a_checkpoint_ends_the_call() {
@@ -366,6 +399,7 @@ programs!(
     posix_sem,
     posix_timer,
     prctl,
+    private_memory,
     process_groups,
     ptys,
     rng,

@@ -13,6 +13,7 @@ pub const POINTS: &[&str] = &[
     "attempt@1",
     "dump-pre-dump@1",
     "dump-query-ext-files@1",
+    "copied@1",
     "dump-post-dump@1",
     "dump-done@1",
     "save-file@1",
@@ -31,7 +32,7 @@ pub const POINTS: &[&str] = &[
     "save-after-commit@1",
 ];
 /// Those at which CRIU is there.
-pub const CRIU_POINTS: &[&str] = &["dump-pre-dump", "dump-query-ext-files", "dump-post-dump"];
+pub const CRIU_POINTS: &[&str] = &["dump-pre-dump", "dump-query-ext-files", "copied", "dump-post-dump"];
 
 fn job(sandbox: &Sandbox, name: &str, fault: Option<&str>) -> Running {
     let mut command =

@@ -23,7 +23,7 @@ const LINKED: &[&str] =
     &["libbsd-dev", "libc6-dev", "libmd-dev", "libnet1-dev", "libnl-3-dev", "libprotobuf-c-dev", "uuid-dev"];
 
 /// The files of ckpt-run's library in CRIU, its root first.
-const LIBRARY: [&str; 2] = ["library.rs", "registers.rs"];
+const LIBRARY: [&str; 3] = ["entry.rs", "registers.rs", "pages.rs"];
 
 /// Texts of licences that those packages' own files refer to.
 const COMMON_LICENCES: &[&str] = &["GPL-2", "LGPL-2.1"];
@@ -73,7 +73,7 @@ pub fn wheel(out: &Path) -> Result<PathBuf> {
 
 /// The directory of ckpt-run's library in CRIU.
 fn library() -> PathBuf {
-    workspace::root().join("launcher/src/criu/interrupted_calls")
+    workspace::root().join("launcher/src/criu/library")
 }
 
 fn share(name: &str) -> String {
@@ -95,8 +95,8 @@ fn build(files: &Path, source: &CriuSource, work: &Path) -> Result<PathBuf> {
     let start = std::time::Instant::now();
     let log = work.join("build.log");
     eprintln!("dist:  building CRIU {}, the log is {}", source.version, log.display());
-    let [library_rs, ..] = LIBRARY.map(|name| library().join(name));
-    process::logged(Command::new(&script).arg(&source.archive).arg(&program).arg(library_rs), &log)?;
+    let [entry_rs, ..] = LIBRARY.map(|name| library().join(name));
+    process::logged(Command::new(&script).arg(&source.archive).arg(&program).arg(entry_rs), &log)?;
     fs::write(&record, made_from)?;
     eprintln!("dist:  CRIU {} is built ({})", source.version, say::duration(start.elapsed()));
     Ok(program)

@@ -2,7 +2,7 @@
 
 use super::Watched;
 use crate::agents::{Activity, GpuActivity};
-use crate::supervise::stacks;
+use crate::namespace::processes;
 use crate::sys::deadline::ACTIVITY_ANSWER_TIMEOUT;
 use ckpt_cut::MemberReport;
 use procfs_core::FromRead as _;
@@ -66,7 +66,7 @@ pub(super) fn poll(watched: &Watched, is_needed: bool) -> Option<Seen> {
     if !is_needed && !reports.values().any(has_members) {
         return None;
     }
-    let processes = stacks::processes(watched.tree).into_iter();
+    let processes = processes(watched.tree).into_iter();
     let read = |(host_pid, pid)| {
         let (gpu, members) = match reports.remove(&host_pid) {
             None => (Gpu::Unseen, None),

@@ -1,23 +1,29 @@
 //! The library that is loaded into CRIU for a dump. `build.rs` compiles it, and ckpt-run contains it. The static CRIU of
 //! the package `ckpt-run-criu` is linked with it.
 //!
-//! It stands in front of `ptrace(2)`: when CRIU reads the registers of a thread, and when CRIU lets it go on. It uses
-//! nothing but the standard library, since `rustc` alone compiles it.
+//! It stands in front of `ptrace(2)`, when CRIU reads the registers of a thread and when CRIU lets it go on; and in front of
+//! `ioctl(2)` and `pread(2)`, when CRIU reads which pages a process has. It uses nothing but the standard library, since
+//! `rustc` alone compiles it.
 //!
 //! SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 #![cfg(target_arch = "x86_64")]
 
+mod pages;
 mod registers;
 
+use pages::{Copied, LIST_NAME, Region};
 use registers::{CODE_BYTES, IP, Interrupted, Registers};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ffi::{c_int, c_long, c_uint};
+use std::ffi::{c_int, c_long, c_uint, c_ulong};
 use std::fs;
+use std::path::PathBuf;
 use std::mem::size_of;
 use std::ptr::from_mut;
 use std::sync::Mutex;
 
+const SYS_IOCTL: c_long = 16;
+const SYS_PREAD64: c_long = 17;
 const SYS_PTRACE: c_long = 101;
 const PEEKTEXT: c_uint = 1;
 const PEEKUSER: c_uint = 3;
@@ -27,6 +33,26 @@ const SETREGSET: c_uint = 0x4205;
 const SEIZE: c_uint = 0x4206;
 /// The general registers.
 const NT_PRSTATUS: usize = 1;
+
+/// linux/fs.h.
+const PAGEMAP_SCAN: c_ulong = 0xc060_6610;
+
+/// `struct pm_scan_arg` of linux/fs.h.
+#[repr(C)]
+struct ScanArguments {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: *mut Region,
+    most_regions: u64,
+    most_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
 
 /// `struct iovec`.
 #[repr(C)]
@@ -41,7 +67,7 @@ unsafe extern "C" {
 }
 
 /// By the name of its process, ckpt-run knows a CRIU with this library. At most 15 characters.
-const COMM: &std::ffi::CStr = c"criu-with-calls";
+const COMM: &std::ffi::CStr = c"criu-with-pages";
 const SYS_PRCTL: c_long = 157;
 const PR_SET_NAME: c_long = 15;
 
@@ -164,4 +190,81 @@ fn status(thread: c_int) -> Option<String> {
 fn number(status: &str, name: &str, radix: u32) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|line| u64::from_str_radix(line.trim(), radix).ok()).unwrap_or(0)
+}
+
+/// Which pages ckpt-run copies itself. It lists them when CRIU has stopped the job.
+static COPIED: Mutex<Option<Copied>> = Mutex::new(None);
+
+/// glibc's function with its arguments, as above.
+///
+/// # Safety
+/// As `ioctl(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -> c_int {
+    // SAFETY: as the caller.
+    let result = unsafe { syscall(SYS_IOCTL, c_long::from(file), request, argument) } as c_int;
+    if request != PAGEMAP_SCAN || result <= 0 {
+        return result;
+    }
+    // SAFETY: the kernel has accepted the arguments, and written so many regions.
+    let (arguments, found) = unsafe {
+        let arguments = &mut *(argument as *mut ScanArguments);
+        let found = std::slice::from_raw_parts_mut(arguments.regions, result as usize);
+        (arguments, found)
+    };
+    let Some((left, cut_at)) =
+        with_copied(file, |copied, pid| copied.take_out(pid, found, arguments.most_regions as usize))
+    else {
+        return result;
+    };
+    if let Some(cut_at) = cut_at {
+        arguments.walk_end = cut_at;
+    }
+    // SAFETY: the caller has room for `most_regions`.
+    let place = unsafe { std::slice::from_raw_parts_mut(arguments.regions, left.len()) };
+    place.copy_from_slice(&left);
+    left.len() as c_int
+}
+
+/// glibc's function: CRIU reads the pages of a process with it where the kernel has no PAGEMAP_SCAN.
+///
+/// # Safety
+/// As `pread(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pread64(file: c_int, into: *mut u8, count: usize, offset: i64) -> isize {
+    // SAFETY: as the caller.
+    let read = unsafe { syscall(SYS_PREAD64, c_long::from(file), into, count, offset) } as isize;
+    if let (Ok(length), Ok(offset)) = (usize::try_from(read), u64::try_from(offset)) {
+        with_copied(file, |copied, pid| {
+            // SAFETY: the kernel has written so many bytes.
+            copied.clear(pid, unsafe { std::slice::from_raw_parts_mut(into, length) }, offset);
+        });
+    }
+    read
+}
+
+/// Calls `act` with what ckpt-run copies itself and a process, if it copies anything, and `file` is the pagemap of the process.
+fn with_copied<T>(file: c_int, act: impl FnOnce(&Copied, u64) -> T) -> Option<T> {
+    let mut copied = COPIED.lock().ok()?;
+    if copied.is_none() {
+        *copied = read_list();
+    }
+    let copied = copied.as_ref()?;
+    let path = fs::read_link(format!("/proc/self/fd/{file}")).ok()?;
+    let pid = path.parent().filter(|_| path.ends_with("pagemap"))?.file_name()?.to_str()?.parse().ok()?;
+    Some(act(copied, pid))
+}
+
+/// The list; `None` as long as it is empty.
+fn read_list() -> Option<Copied> {
+    static LIST: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut list = LIST.lock().ok()?;
+    if list.is_none() {
+        let is_it = |path: &PathBuf| {
+            fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with(&format!("/memfd:{LIST_NAME}")))
+        };
+        let mut files = fs::read_dir("/proc/self/fd").ok()?.flatten().map(|entry| entry.path());
+        *list = files.find(is_it);
+    }
+    Copied::parse(&fs::read(list.as_ref()?).ok()?)
 }

@@ -1,6 +1,6 @@
 //! What the registers of a thread say of the system call that it is in.
 //!
-//! It is part of `library.rs`, and of ckpt-run's unit tests.
+//! It is part of `entry.rs`, and of ckpt-run's unit tests.
 //!
 //! SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 

@@ -1,0 +1,333 @@
+//! Memory of other processes: which pages they have, and copies of these pages.
+#![allow(unsafe_code)]
+
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Of a page, bytes: that of x86-64.
+pub const PAGE_BYTES: u64 = 4096;
+/// The most ranges of one call (UIO_MAXIOV of linux/uio.h).
+pub const MOST_RANGES: usize = 1024;
+
+/// Entries of /proc/PID/pagemap; see pagemap.rst of the kernel's documentation.
+const ENTRY_BYTES: u64 = 8;
+const IS_PRESENT: u64 = 1 << 63;
+const IS_SWAPPED: u64 = 1 << 62;
+const FRAME: u64 = (1 << 55) - 1;
+/// Entries that are read at once.
+const ENTRIES: usize = 64 << 10;
+
+/// The ioctl PAGEMAP_SCAN of linux/fs.h; since Linux 6.7.
+const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
+const PAGE_IS_FILE: u64 = 1 << 2;
+/// A page of MADV_GUARD_INSTALL; since Linux 6.15.
+const PAGE_IS_GUARD: u64 = 1 << 8;
+/// Regions that are returned at once.
+const REGIONS: usize = 4096;
+
+/// `struct pm_scan_arg` of linux/fs.h.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArguments {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    most_regions: u64,
+    most_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region` of linux/fs.h.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// Which pages a process has.
+pub struct PageTable {
+    pagemap: File,
+}
+
+impl PageTable {
+    /// That of a process, by its PID here.
+    ///
+    /// # Errors
+    /// When the process has ended, or this process may not look at it.
+    pub fn open(pid: i32) -> io::Result<Self> {
+        Ok(Self { pagemap: File::open(format!("/proc/{pid}/pagemap"))? })
+    }
+
+    /// The pages with content in a range of private memory without a file, in memory or in swap; as few ranges as possible, in
+    /// order. Pages that were only read, and contain zeros, are not among them.
+    ///
+    /// # Errors
+    /// When the process has ended; on kernels before 6.7 also when this process may not see which pages contain zeros.
+    pub fn present(&self, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        match self.scan(&range) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
+                self.read(&range)
+            }
+            other => other,
+        }
+    }
+
+    fn scan(&self, range: &Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        // Older kernels do not know all categories.
+        static LEFT_OUT: AtomicU64 = AtomicU64::new(PAGE_IS_FILE | PAGE_IS_PFNZERO | PAGE_IS_GUARD);
+        let mut found = Vec::new();
+        let mut regions = vec![Region::default(); REGIONS];
+        let mut start = range.start;
+        while start < range.end {
+            let left_out = LEFT_OUT.load(Ordering::Relaxed);
+            let mut arguments = ScanArguments {
+                size: size_of::<ScanArguments>() as u64,
+                start,
+                end: range.end,
+                regions: regions.as_mut_ptr() as u64,
+                most_regions: REGIONS as u64,
+                category_inverted: left_out,
+                category_mask: left_out,
+                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                return_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                ..ScanArguments::default()
+            };
+            // SAFETY: the kernel writes to `arguments`, and at most `most_regions` regions, all of which outlive the call.
+            let count = unsafe { libc::ioctl(self.pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut arguments) };
+            let Ok(count) = usize::try_from(count) else {
+                let error = io::Error::last_os_error();
+                if error.raw_os_error() == Some(libc::EINVAL) && left_out & PAGE_IS_GUARD != 0 {
+                    LEFT_OUT.store(left_out & !PAGE_IS_GUARD, Ordering::Relaxed);
+                    continue;
+                }
+                return Err(error);
+            };
+            regions[..count].iter().for_each(|region| add(&mut found, region.start..region.end));
+            // Linux 6.18 may say that it has come less far than it has: it would find regions twice.
+            let reached = regions[..count].last().map_or(0, |last| last.end).max(arguments.walk_end);
+            if reached <= start {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            start = reached;
+        }
+        Ok(found)
+    }
+
+    fn read(&self, range: &Range<u64>) -> io::Result<Vec<Range<u64>>> {
+        let zero = zero_frame().ok_or(io::ErrorKind::Unsupported)?;
+        let mut found = Vec::new();
+        let mut entries = vec![0; ENTRIES * ENTRY_BYTES as usize];
+        let mut start = range.start;
+        while start < range.end {
+            let count = ((range.end - start) / PAGE_BYTES).min(ENTRIES as u64);
+            let read = &mut entries[..(count * ENTRY_BYTES) as usize];
+            self.pagemap.read_exact_at(read, start / PAGE_BYTES * ENTRY_BYTES)?;
+            let numbers = read.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry));
+            for (entry, address) in numbers.zip((start..).step_by(PAGE_BYTES as usize)) {
+                let has_content = entry & IS_SWAPPED != 0 || entry & IS_PRESENT != 0 && entry & FRAME != zero;
+                if has_content {
+                    add(&mut found, address..address + PAGE_BYTES);
+                }
+            }
+            start += count * PAGE_BYTES;
+        }
+        Ok(found)
+    }
+}
+
+/// Adds a range behind those that were found.
+fn add(found: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match found.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => found.push(range),
+    }
+}
+
+/// The frame that all processes have where they have read memory that was never written; `None` if this process may not see
+/// it (CAP_SYS_ADMIN).
+fn zero_frame() -> Option<u64> {
+    static FOUND: OnceLock<Option<u64>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let bytes = PAGE_BYTES as usize;
+        // SAFETY: new memory, which nothing else has.
+        let page = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::PRIVATE) }
+            .ok()?;
+        // SAFETY: one byte of it.
+        let _ = unsafe { page.cast::<u8>().read_volatile() };
+        let mut entry = [0; ENTRY_BYTES as usize];
+        let offset = page as u64 / PAGE_BYTES * ENTRY_BYTES;
+        let read =
+            File::open("/proc/self/pagemap").and_then(|pagemap| pagemap.read_exact_at(&mut entry, offset));
+        // SAFETY: nothing refers to it.
+        let _ = unsafe { munmap(page, bytes) };
+        read.ok()?;
+        Some(u64::from_ne_bytes(entry) & FRAME).filter(|&frame| frame != 0)
+    })
+}
+
+/// A file in memory to which memory of processes is copied, by several threads at a time.
+pub struct CopyBuffer {
+    map: MmapRaw,
+}
+
+impl CopyBuffer {
+    /// Maps a file, which is this long, and which nobody shortens as long as the buffer exists.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn new(file: &File, bytes: u64) -> io::Result<Self> {
+        let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
+        Ok(Self { map: MmapOptions::new().len(bytes).map_raw(file)? })
+    }
+
+    /// The length of the file.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// Allocates a part of the file's memory in advance; since Linux 5.14.
+    ///
+    /// # Errors
+    /// When there is not enough memory, or the kernel is older.
+    pub fn allocate(&self, part: Range<u64>) -> io::Result<()> {
+        let place = |offset| usize::try_from(offset).map_err(io::Error::other);
+        self.map.advise_range(Advice::PopulateWrite, place(part.start)?, place(part.end - part.start)?)
+    }
+
+    /// Copies ranges of the memory of a process, at most [`MOST_RANGES`], one after the other to the file, from an offset on.
+    /// The process has to be stopped, or the copy may be of no single moment.
+    ///
+    /// # Errors
+    /// When a page cannot be read, this process may not do so, or the file is too short.
+    pub fn copy(&self, pid: i32, ranges: &[Range<u64>], offset: u64) -> io::Result<()> {
+        let length = |range: &Range<u64>| usize::try_from(range.end - range.start).map_err(io::Error::other);
+        let remote = ranges
+            .iter()
+            .map(|range| {
+                Ok(libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: length(range)? })
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        let bytes: usize = remote.iter().map(|part| part.iov_len).sum();
+        let offset = usize::try_from(offset).map_err(io::Error::other)?;
+        if offset.checked_add(bytes).is_none_or(|end| end > self.map.len()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: the offset is in the mapping.
+        let place = unsafe { self.map.as_mut_ptr().add(offset) };
+        let local = libc::iovec { iov_base: place.cast(), iov_len: bytes };
+        // SAFETY: the kernel writes to the mapping, which lives as long as `self`, and to which nothing refers. The other
+        // addresses are those of another process.
+        let copied = unsafe {
+            libc::process_vm_readv(
+                pid,
+                &raw const local,
+                1,
+                remote.as_ptr(),
+                remote.len() as libc::c_ulong,
+                0,
+            )
+        };
+        match usize::try_from(copied) {
+            Ok(copied) if copied == bytes => Ok(()),
+            Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(_) => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{Advice, madvise};
+
+    /// So many regions that the kernel returns them in several parts.
+    const PAGES: usize = 6144;
+    const WRITTEN: [usize; 4] = [3, 4, 5, 9];
+    const SCATTERED: usize = 63;
+
+    /// New memory with content in some pages. Some have only been read.
+    struct Memory(*mut u8);
+
+    impl Memory {
+        fn new() -> Self {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            let bytes = PAGES * PAGE_BYTES as usize;
+            // SAFETY: new memory, all of which is written or read below.
+            let start = unsafe {
+                mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+            };
+            let start = start.unwrap().cast::<u8>();
+            // SAFETY: the same memory.
+            unsafe { madvise(start.cast(), bytes, Advice::LinuxNoHugepage) }.unwrap();
+            let page = |number: usize| start.wrapping_add(number * PAGE_BYTES as usize);
+            for number in WRITTEN.into_iter().chain((SCATTERED..PAGES).step_by(3)) {
+                // SAFETY: a byte of it.
+                unsafe { page(number).write_volatile(number as u8) };
+            }
+            for number in [0, 20].into_iter().chain((SCATTERED + 1..PAGES).step_by(3)) {
+                // SAFETY: as above.
+                assert_eq!(unsafe { page(number).read_volatile() }, 0);
+            }
+            Self(start)
+        }
+
+        fn pages(&self, pages: Range<u64>) -> Range<u64> {
+            let address = |page| self.0 as u64 + page * PAGE_BYTES;
+            address(pages.start)..address(pages.end)
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            // SAFETY: nothing refers to it.
+            unsafe { munmap(self.0.cast(), PAGES * PAGE_BYTES as usize) }.unwrap();
+        }
+    }
+
+    #[test]
+    fn pages_with_content_are_found_in_both_ways_and_copied() {
+        let memory = Memory::new();
+        let pid = std::process::id().cast_signed();
+        let table = PageTable::open(pid).unwrap();
+        let scattered = (SCATTERED as u64..PAGES as u64).step_by(3).map(|page| page..page + 1);
+        let pages = [3..6, 9..10].into_iter().chain(scattered);
+        let wanted: Vec<_> = pages.map(|pages| memory.pages(pages)).collect();
+        let all = memory.pages(0..PAGES as u64);
+        assert_eq!(table.present(all.clone()).unwrap(), wanted);
+        if zero_frame().is_some() {
+            assert_eq!(table.read(&all).unwrap(), wanted);
+        }
+        let wanted = &wanted[..3];
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(6 * PAGE_BYTES).unwrap();
+        let buffer = CopyBuffer::new(&file, 6 * PAGE_BYTES).unwrap();
+        buffer.copy(pid, wanted, PAGE_BYTES).unwrap();
+        let mut copied = vec![0_u8; 6 * PAGE_BYTES as usize];
+        file.read_exact_at(&mut copied, 0).unwrap();
+        let firsts: Vec<_> = copied.iter().step_by(PAGE_BYTES as usize).collect();
+        assert_eq!(firsts, [&0, &3, &4, &5, &9, &63]);
+        buffer
+            .copy(pid, &[memory.pages(3..4), 0..PAGE_BYTES], 0)
+            .expect_err("there is no memory at this address");
+        buffer.copy(pid, wanted, 2 * PAGE_BYTES).expect_err("the file is too short");
+    }
+}

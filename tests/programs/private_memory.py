@@ -1,0 +1,112 @@
+"""Private memory of each kind: with all accesses and with less, with holes, only read, shared with a forked process, and
+allocated or given back while the program waits.
+"""
+
+import ctypes
+import mmap
+import random
+
+from harness import await_go, child, equal, passed, reap, start, wait
+
+PAGE = 4096
+SIZE = 4 << 20
+PROT_NONE, PROT_READ, PROT_WRITE = 0, 1, 2
+PR_SET_VMA, PR_SET_VMA_ANON_NAME = 0x53564D41, 0
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def address(memory):
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def protect(memory, protection):
+    result = libc.mprotect(ctypes.c_void_p(address(memory)), ctypes.c_size_t(len(memory)), protection)
+    equal(result, 0, "mprotect")
+
+
+def mapped(size=SIZE, advice=None):
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if advice is not None:
+        memory.madvise(advice)
+    return memory
+
+
+def filled(seed, **how):
+    """Memory whose content is known by its seed."""
+    memory = mapped(**how)
+    memory[:] = random.Random(seed).randbytes(len(memory))
+    return memory
+
+
+def verify(memory, seed, what):
+    equal(memory[:] == random.Random(seed).randbytes(len(memory)), True, what)
+
+
+start()
+plain = filled(1)
+only_read = filled(2)
+no_access = filled(3)
+only_written = filled(4)
+huge = filled(5, advice=mmap.MADV_HUGEPAGE)
+named = filled(6)
+libc.prctl(
+    PR_SET_VMA,
+    ctypes.c_ulong(PR_SET_VMA_ANON_NAME),
+    ctypes.c_ulong(address(named)),
+    ctypes.c_ulong(SIZE),
+    b"a name",
+)
+# Every third page is written, and the one behind it is only read.
+holes = mapped()
+for page in range(0, SIZE // PAGE, 3):
+    holes[page * PAGE] = page % 251 + 1
+    if page + 1 < SIZE // PAGE:
+        equal(holes[(page + 1) * PAGE], 0, "a new page")
+zeros = mapped(16 << 20)
+equal(zeros[:] == bytes(len(zeros)), True, "new memory")
+inherited = filled(7)
+protect(only_read, PROT_READ)
+protect(no_access, PROT_NONE)
+protect(only_written, PROT_WRITE)
+growing, shrinking = [], [filled(seed) for seed in range(100, 108)]
+
+
+def child_side():
+    inherited[: SIZE // 2] = random.Random(8).randbytes(SIZE // 2)
+    await_go()
+    verify(inherited[SIZE // 2 :], 9, "the half that both have")
+    equal(inherited[: SIZE // 2] == random.Random(8).randbytes(SIZE // 2), True, "the half of the child")
+
+
+inherited[SIZE // 2 :] = random.Random(9).randbytes(SIZE // 2)
+pid = child(child_side)
+ticks = 0
+
+
+def tick():
+    global ticks
+    ticks += 1
+    if ticks % 20 == 0 and len(growing) < 8:
+        growing.append(filled(200 + len(growing)))
+        shrinking.pop().close()
+
+
+wait(tick)
+
+verify(plain, 1, "memory")
+for memory, seed, what in [(only_read, 2, "only read"), (no_access, 3, "no access"), (only_written, 4, "only written")]:
+    protect(memory, PROT_READ | PROT_WRITE)
+    verify(memory, seed, what)
+verify(huge, 5, "huge pages")
+verify(named, 6, "memory with a name")
+for page in range(SIZE // PAGE):
+    expected = page % 251 + 1 if page % 3 == 0 else 0
+    equal(holes[page * PAGE], expected, f"page {page} of memory with holes")
+equal(zeros[:] == bytes(len(zeros)), True, "zeros")
+for number, memory in enumerate(growing):
+    verify(memory, 200 + number, "new memory")
+for seed, memory in zip(range(100, 108), shrinking):
+    verify(memory, seed, "old memory")
+reap(pid)
+passed()
