@@ -2,10 +2,12 @@
 long it stood still.
 
 In the working directory: `ready` (memory is filled), `reset` (start measuring: removed when seen), `report` (write the
-longest gap between heartbeats, in seconds, to `gap`), `ping` (answer with `pong`).
+longest gap between heartbeats, in seconds, to `gap`), `ping` (answer with `pong`), `change-all`, `change-dense`,
+`change-scattered` (change all memory, or one page of 20, side by side or apart; then answer with `changed`).
 """
 
 import os
+import random
 import sys
 import time
 
@@ -17,6 +19,21 @@ block = os.urandom(1 << 20)
 memory = bytearray(size)
 for at in range(0, size, len(block)):
     memory[at : at + len(block)] = block[: size - at]
+
+
+PAGE = 4096
+
+
+def change(what):
+    """All of the memory is different afterwards, or a twentieth of its pages."""
+    if what == "scattered":
+        for at in range(0, size - PAGE, 20 * PAGE):
+            memory[at : at + 8] = random.randbytes(8)
+        return
+    begin, end = (0, size) if what == "all" else (size // 2, size // 2 + size // 20)
+    for at in range(begin, end, len(block)):
+        length = min(len(block), end - at)
+        memory[at : at + length] = random.randbytes(length)
 
 
 def answer(question, reply, text=""):
@@ -45,4 +62,8 @@ while True:
         longest, last = 0.0, time.monotonic()
     answer("report", "gap", repr(longest))
     answer("ping", "pong")
+    for what in ("all", "dense", "scattered"):
+        if os.path.exists("change-" + what):
+            change(what)
+            answer("change-" + what, "changed")
     time.sleep(0.0005)

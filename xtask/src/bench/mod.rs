@@ -2,7 +2,8 @@
 //!
 //! `host`: a process of a given size under ckpt-run. The same process is dumped by ckpt-run and by CRIU alone, into
 //! the same kind of tmpfs, in turns; it is restored by ckpt-run and by CRIU alone, from the same files. How long it
-//! stood still is measured by the process itself. Also, the same memory in one process and in eight. Rounds are added until
+//! stood still is measured by the process itself. Also, the same memory in one process and in eight, and checkpoints after a
+//! twentieth of the memory has changed. Rounds are added until
 //! the middle half of their ratios is close together.
 //!
 //! `gpu`: what the interposer adds to calls of the CUDA driver, and how fast device memory is captured and brought
@@ -94,6 +95,9 @@ struct HostArgs {
     /// Resident size of one process, and of eight together, GB; 0: leave that out
     #[arg(long, default_value_t = 2.0)]
     processes: f64,
+    /// Resident size of the process of which a twentieth is changed, GB; 0: leave that out
+    #[arg(long, default_value_t = 2.0)]
+    changed: f64,
     /// Leave the sizes out: idle overhead only
     #[arg(long)]
     idle_only: bool,
@@ -145,6 +149,27 @@ struct Processes {
     rounds: Vec<[f64; 2]>,
 }
 
+/// Checkpoints after all of the memory has changed, and after a twentieth of its pages, side by side and apart. Seconds,
+/// medians over the rounds.
+#[derive(Serialize)]
+struct Changed {
+    resident_gb: f64,
+    stall_all_s: f64,
+    stall_changed5_dense_ratio: Ratio,
+    stall_changed5_scattered_ratio: Ratio,
+    durable_all_s: f64,
+    durable_changed5_ratio: Ratio,
+    rounds: Vec<ChangedRound>,
+}
+
+/// Each is (stall, time until durable), seconds.
+#[derive(Serialize)]
+struct ChangedRound {
+    all: (f64, f64),
+    dense: (f64, f64),
+    scattered: (f64, f64),
+}
+
 /// What one round measured.
 #[derive(Serialize)]
 struct Round {
@@ -160,6 +185,8 @@ struct Report {
     sizes: Vec<Size>,
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<Processes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed: Option<Changed>,
     #[serde(flatten)]
     idle: idle::Idle,
     criu: String,
@@ -193,10 +220,14 @@ fn host(args: &HostArgs) -> Result<ExitCode> {
     let processes = (!args.idle_only && args.processes > 0.0)
         .then(|| measure_processes(&criu, &ckpt_run, args))
         .transpose()?;
+    let changed = (!args.idle_only && args.changed > 0.0)
+        .then(|| measure_changed(&criu, &ckpt_run, args))
+        .transpose()?;
     eprintln!("bench: idle overhead");
     let report = Report {
         sizes,
         processes,
+        changed,
         idle: idle::measure(&criu, &ckpt_run)?,
         criu: process::capture(Command::new(&criu).arg("--version"))?.trim().to_owned(),
         kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
@@ -287,6 +318,39 @@ fn measure_processes(criu: &Path, ckpt_run: &Path, args: &HostArgs) -> Result<Pr
         stall_one_s: median(measured.iter().map(|[one_s, _]| *one_s).collect()),
         stall_8_s: median(measured.iter().map(|[_, eight_s]| *eight_s).collect()),
         stall_8_processes_ratio: Ratio::of(measured.iter().map(ratio).collect()),
+        rounds: measured,
+    })
+}
+
+fn measure_changed(criu: &Path, ckpt_run: &Path, args: &HostArgs) -> Result<Changed> {
+    let ratios: [fn(&ChangedRound) -> f64; 3] = [
+        |round| round.dense.0 / round.all.0,
+        |round| round.scattered.0 / round.all.0,
+        |round| round.dense.1 / round.all.1,
+    ];
+    let what = format!("{} GB, of which a twentieth is changed", args.changed);
+    let measured = rounds(args, &what, &ratios, |_| {
+        let sandbox = Sandbox::new(criu, ckpt_run, bytes(args.changed), 1)?;
+        let mut job = sandbox.start()?;
+        job.checkpoint()?;
+        let mut after = |what: &str| {
+            job.change(what)?;
+            job.checkpoint()
+        };
+        let round =
+            ChangedRound { all: after("all")?, dense: after("dense")?, scattered: after("scattered")? };
+        job.kill()?;
+        Ok(round)
+    })?;
+    let of = |pick: fn(&ChangedRound) -> f64| measured.iter().map(pick).collect::<Vec<_>>();
+    let [dense, scattered, durable] = ratios.map(|ratio| Ratio::of(of(ratio)));
+    Ok(Changed {
+        resident_gb: args.changed,
+        stall_all_s: median(of(|round| round.all.0)),
+        stall_changed5_dense_ratio: dense,
+        stall_changed5_scattered_ratio: scattered,
+        durable_all_s: median(of(|round| round.all.1)),
+        durable_changed5_ratio: durable,
         rounds: measured,
     })
 }

@@ -187,6 +187,11 @@ impl Job<'_, '_> {
         Ok((stall_s, saved["durable_s"].as_f64().context("no durable_s")?))
     }
 
+    /// Changes all of the memory, or a twentieth: `all`, `dense`, `scattered`.
+    pub fn change(&self, what: &str) -> Result<()> {
+        self.sandbox.ask(&format!("change-{what}"), "changed").map(drop)
+    }
+
     /// Longest gap between heartbeats while CRIU alone dumps the same process into a tmpfs.
     pub fn dump_by_criu_alone(&mut self) -> Result<f64> {
         let launcher = self.child.id();
