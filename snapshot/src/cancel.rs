@@ -59,6 +59,10 @@ impl<T: Target + ?Sized> Target for Cancellable<'_, T> {
         self.inner.set_bytes(bytes)
     }
 
+    fn wants(&self, range: Range<u64>) -> bool {
+        self.inner.wants(range)
+    }
+
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.check()?;
         self.inner.write_at(offset, bytes)

@@ -213,6 +213,11 @@ pub trait Target: Sync {
     /// If the target has no room for that many bytes.
     fn set_bytes(&self, bytes: u64) -> io::Result<()>;
 
+    /// Whether anything in `range` is wanted: a chunk in which nothing is need not be read, but may be written all the same.
+    fn wants(&self, _range: Range<u64>) -> bool {
+        true
+    }
+
     /// Writes `bytes` at `offset`.
     ///
     /// # Errors

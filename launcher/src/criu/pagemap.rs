@@ -76,6 +76,59 @@ fn entries(image: &[u8], mut each: impl FnMut(Entry, Range<u64>)) -> Option<u32>
     rest.is_empty().then_some(pages_id)
 }
 
+/// Pages of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageEntry {
+    /// Their addresses.
+    pub range: Range<u64>,
+    /// Whether the image of pages has them.
+    pub is_present: bool,
+    flags: u32,
+}
+
+impl PageEntry {
+    /// An entry for a part of these pages.
+    #[must_use]
+    pub fn part(&self, range: Range<u64>) -> Self {
+        Self { range, ..self.clone() }
+    }
+
+    #[cfg(test)]
+    pub fn new(range: Range<u64>, is_present: bool) -> Self {
+        Self { range, is_present, flags: if is_present { PRESENT } else { 0 } }
+    }
+}
+
+/// All entries of a pagemap.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Pages {
+    /// The number in the name of `pages-N.img`.
+    pub pages_id: u32,
+    /// In the order of the image of pages.
+    pub entries: Vec<PageEntry>,
+}
+
+impl Pages {
+    /// Parses an image; `None` if it is not a pagemap.
+    #[must_use]
+    pub fn parse(image: &[u8]) -> Option<Self> {
+        let mut found = Vec::new();
+        let pages_id = entries(image, |entry, range| {
+            let flags = entry.kind();
+            found.push(PageEntry { range, is_present: flags & PRESENT != 0, flags });
+        })?;
+        Some(Self { pages_id, entries: found })
+    }
+
+    /// The image with these entries; `None` if one has too many pages for CRIU.
+    #[must_use]
+    pub fn image(&self) -> Option<Vec<u8>> {
+        let one = |page: &PageEntry| Some(Entry { flags: Some(page.flags), ..Entry::present(&page.range)? });
+        let all: Option<Vec<_>> = self.entries.iter().map(one).collect();
+        image(self.pages_id, all?.into_iter())
+    }
+}
+
 /// The content of an image of pages, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Pagemap {

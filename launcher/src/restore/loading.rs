@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   small images, saved files  ████┤ CRIU starts
-//!   memory pages               ████████████┤ CRIU makes the processes' memory (post-setup-namespaces)
+//!   memory pages for CRIU          ████┤ CRIU makes the processes' memory (post-setup-namespaces)
+//!   other memory pages                    ████████┤ the processes have their memory (post-restore); see `placing.rs`
 //!   device memory              ██████████████████████┤ the processes run (post-restore)
 //! ```
 //!
@@ -14,6 +15,8 @@
 use crate::files::sources::StagedFile;
 use crate::files::staging::{StagedDir, Staging};
 use crate::gpu::device_memory;
+use crate::namespace::Tree;
+use crate::restore::placing::Placing;
 use crate::store::answer::AnswerWatch;
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result};
@@ -56,6 +59,9 @@ pub struct Loading {
     saved: StagedDir,
     answers: AnswerWatch,
     cancelled: Arc<AtomicBool>,
+    work: Work,
+    /// The pages that are written into the processes.
+    placing: Arc<Placing>,
     pages: Option<Loader>,
     device_memory: Option<Loader>,
 }
@@ -63,8 +69,8 @@ pub struct Loading {
 type Loader = JoinHandle<Result<(), ReadError>>;
 
 impl Loading {
-    /// Starts to load memory pages, and device memory into `mirrors`. Loads all other images, and the files `saved`,
-    /// before it returns.
+    /// Starts to load device memory into `mirrors`, loads all small images, and the files `saved`, and starts to load memory
+    /// pages. If `places`, most of these are left to [`Self::place`].
     ///
     /// # Errors
     /// Damage in those images and files, or no space for them.
@@ -74,6 +80,7 @@ impl Loading {
         staging: &Staging,
         saved: &[&RelPath],
         mirrors: Vec<device_memory::Load>,
+        places: bool,
     ) -> Result<Self> {
         let place = || "cannot create a place for the snapshot";
         let images = Arc::new(staging.subdir("images").with_context(place)?);
@@ -83,28 +90,34 @@ impl Loading {
         let bytes = |files: &[DataFile]| files.iter().map(|file| file.bytes).sum::<u64>();
         let mirror_bytes: u64 = mirrors.iter().map(|mirror| mirror.bytes).sum();
         let bar = Arc::new(Bar::new("loading the snapshot", bytes(&pages) + bytes(&small) + mirror_bytes));
+        let (answers, cancelled) = (from.answers.clone(), Arc::<AtomicBool>::default());
+        let work = Work { from, manifest: manifest.clone(), bar, cancelled: Arc::clone(&cancelled) };
         let mut loading = Self {
             images: Arc::clone(&images),
             saved: staging.subdir("saved").with_context(place)?,
-            answers: from.answers.clone(),
-            cancelled: Arc::default(),
+            answers: answers.clone(),
+            cancelled,
+            work: work.clone(),
+            placing: Arc::default(),
             pages: None,
             device_memory: None,
         };
-        let answers = loading.answers.clone();
-        let work = Work { from, manifest: manifest.clone(), bar, cancelled: Arc::clone(&loading.cancelled) };
-        let (load, dir) = (work.clone(), Arc::clone(&images));
-        loading.pages = Some(spawn("load-pages", move || {
-            hit("load-pages")?;
-            load.images(&pages, &dir)
-        })?);
         let load = work.clone();
         loading.device_memory = Some(spawn("load-device", move || load.mirrors(&mirrors))?);
         answers.during(READING, || {
             hit("load-images")?;
-            work.images(&small, &images)?;
+            work.images(&small, &images, &Placing::default())?;
             work.saved(saved, &loading.saved)
         })?;
+        if places {
+            loading.placing = Arc::new(Placing::plan(&images)?);
+        }
+        let placing = Arc::clone(&loading.placing);
+        tracing::debug!("{} bytes of memory are written into the processes", placing.bytes());
+        loading.pages = Some(spawn("load-pages", move || {
+            hit("load-pages")?;
+            work.images(&pages, &images, &placing)
+        })?);
         Ok(loading)
     }
 
@@ -130,7 +143,21 @@ impl Loading {
         self.answers.during(READING, || join(self.pages.take()))
     }
 
-    /// Waits for everything.
+    /// Loads the pages that CRIU has not into the processes, which have their mappings, and do not run.
+    ///
+    /// # Errors
+    /// Damage, or memory that cannot be written.
+    pub fn place(&self, tree: Tree) -> Result<(), ReadError> {
+        self.answers.during(READING, || {
+            hit("load-place")?;
+            let failed =
+                |source| ReadError::Target { path: "the memory of the processes".to_owned(), source };
+            let all = self.placing.for_processes(tree).map_err(failed)?;
+            self.work.load(all.iter().map(|(path, process)| (path, process as &dyn Target)))
+        })
+    }
+
+    /// Waits for everything else.
     ///
     /// # Errors
     /// Damage. A second call returns no error.
@@ -204,11 +231,17 @@ impl Work {
         self.from.store.load(&self.manifest, &wanted, &progress)
     }
 
-    fn images(&self, files: &[DataFile], dir: &StagedDir) -> Result<(), ReadError> {
-        let name = |file: &DataFile| file.path.as_str().trim_start_matches(IMAGES).to_owned();
-        let staged: Vec<_> =
-            files.iter().map(|file| (&file.path, StagedFile::new(dir, name(file), file.bytes))).collect();
-        self.load(staged.iter().map(|(path, file)| (*path, file as &dyn Target)))
+    fn images(&self, files: &[DataFile], dir: &StagedDir, placing: &Placing) -> Result<(), ReadError> {
+        let staged = files.iter().map(|file| {
+            let name = || file.path.as_str().trim_start_matches(IMAGES).to_owned();
+            let target: Box<dyn Target> = match placing.for_criu(&file.path, dir, name()) {
+                Some(part) => Box::new(part),
+                None => Box::new(StagedFile::new(dir, name(), file.bytes)),
+            };
+            (&file.path, target)
+        });
+        let staged: Vec<_> = staged.collect();
+        self.load(staged.iter().map(|(path, target)| (*path, &**target)))
     }
 
     fn saved(&self, files: &[&RelPath], dir: &StagedDir) -> Result<(), ReadError> {

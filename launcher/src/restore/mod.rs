@@ -7,6 +7,7 @@ pub mod kept;
 mod limits;
 pub mod loading;
 mod nodes;
+mod placing;
 pub mod put_back;
 mod queues;
 mod resets;

@@ -29,7 +29,7 @@ use crate::job::journal::Journal;
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::abandon_after;
 use crate::namespace::stdio::{self, Stdio, check_input, terminal_key};
-use crate::namespace::{self, Activity, Namespace, Network};
+use crate::namespace::{self, Activity, Namespace, Network, Tree};
 use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading, Origin, READING};
@@ -299,7 +299,9 @@ impl Resumer<'_> {
         let mut tries = 1;
         let mut is_reported = false;
         loop {
-            match self.restore(&manifest) {
+            // If that was the reason of a failure, the next try does without it.
+            let places = tries == 1;
+            match self.restore(&manifest, places) {
                 Ok(job) => {
                     let age = SystemTime::UNIX_EPOCH + Duration::from_millis(manifest.taken_unix_ms);
                     tracing::info!(
@@ -392,7 +394,7 @@ impl Resumer<'_> {
         Ok(placements)
     }
 
-    fn restore(&self, manifest: &Manifest) -> Result<RunningJob, Failure> {
+    fn restore(&self, manifest: &Manifest, places: bool) -> Result<RunningJob, Failure> {
         let placements = self.place_on_gpus(manifest)?;
         let (shared, job_bytes) = (Arc::new(manifest.clone()), loading::image_bytes(manifest));
         let loads = device_memory::plan(self.store, &shared, self.mirror, job_bytes)?;
@@ -409,7 +411,7 @@ impl Resumer<'_> {
         let copied = manifest.files.iter().filter(|file| saved.contains(&&file.path)).map(|file| file.bytes);
         let staging = self.staging(manifest, mirror_bytes + copied.sum::<u64>())?;
         let from = Origin { store: Arc::clone(self.store), answers: self.answers.clone() };
-        let mut loading = Loading::begin(from, manifest, &staging, &saved, loads)?;
+        let mut loading = Loading::begin(from, manifest, &staging, &saved, loads, places)?;
         put_back::check(&plan, &|data| loading.open(data)).map_err(bad_input)?;
         check_names(&loading, &plan).map_err(bad_input)?;
         let queues = queues::prepare(loading.images())?;
@@ -602,7 +604,8 @@ impl Resumer<'_> {
             // The same, for a job without namespaces that CRIU would restore.
             "pre-restore" if !Privileges::detect().is_root() => check(loading.wait_for_pages()),
             "post-restore" => {
-                check(loading.wait_for_all())?;
+                let job = Tree { init_pid: namespace.init_pid(), root_pid: tree.root_pid };
+                check(loading.place(job).and_then(|()| loading.wait_for_all()))?;
                 self.cross_barriers()
             }
             "setup-namespaces" => {

@@ -254,6 +254,34 @@ impl CopyBuffer {
     }
 }
 
+/// Writes to the memory of another process, each part at its address.
+///
+/// # Errors
+/// When the process has no memory there that it can write to, or this process may not do so.
+pub fn write(pid: i32, parts: &[(u64, &[u8])]) -> io::Result<()> {
+    if pid == std::process::id().cast_signed() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for parts in parts.chunks(MOST_RANGES) {
+        let part =
+            |start: *mut libc::c_void, bytes: &[u8]| libc::iovec { iov_base: start, iov_len: bytes.len() };
+        let local: Vec<_> =
+            parts.iter().map(|(_, bytes)| part(bytes.as_ptr().cast_mut().cast(), bytes)).collect();
+        let remote: Vec<_> = parts.iter().map(|(to, bytes)| part(*to as *mut libc::c_void, bytes)).collect();
+        let count = parts.len() as libc::c_ulong;
+        // SAFETY: the kernel reads from the slices; the other addresses are those of another process.
+        let written =
+            unsafe { libc::process_vm_writev(pid, local.as_ptr(), count, remote.as_ptr(), count, 0) };
+        let bytes: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
+        match usize::try_from(written) {
+            Ok(written) if written == bytes => {}
+            Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
+            Err(_) => return Err(io::Error::last_os_error()),
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

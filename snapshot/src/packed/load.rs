@@ -101,7 +101,7 @@ impl Loading<'_> {
             let mut offset = 0;
             for chunk in &file.chunks {
                 let bytes = chunk.bytes;
-                if chunk.id.is_zeroes() {
+                if chunk.id.is_zeroes() || !one.into.wants(offset..offset + u64::from(bytes)) {
                     (self.progress)(bytes.into());
                 } else {
                     let new = || Wanted { id: chunk.id, bytes, destinations: Vec::new() };

@@ -33,6 +33,8 @@ fn a_resume_does_not_wait_for_a_silent_store_for_ever() {
         ("load-images", "the snapshot was being read"),
         // Memory, while CRIU waits for it.
         ("load-pages", "the snapshot was being read"),
+        // Memory that is written into the processes, which exist.
+        ("load-place", "the snapshot was being read"),
     ] {
         let store = sandbox.path().join(".ckpt-run");
         let end = format!("{} has not answered for 3.0 s while {doing}: ckpt-run ends", store.display());

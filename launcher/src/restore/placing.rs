@@ -1,0 +1,332 @@
+//! Memory that ckpt-run writes into the restored processes, from the store, on all cores. CRIU would read it from images in
+//! memory, on one core for each process: the pages would be in memory twice for a while, and copied twice.
+//!
+//! ```text
+//!   before CRIU:   the pages are taken out of CRIU's pagemaps and images
+//!   post-restore:  the processes have their mappings, and do not run yet: the pages are read, verified and written
+//! ```
+//!
+//! Only private memory without a file is written, in runs of at least [`LEAST_BYTES`]. What several processes have at the same
+//! addresses is left to CRIU: they may share the pages since one has forked the other, and would each have a copy.
+
+use crate::criu::{ImageError, Mappings, PageEntry, Pages};
+use crate::files::sources::StagedFile;
+use crate::files::staging::StagedDir;
+use crate::namespace::{Tree, processes};
+use crate::sys::process_memory;
+use ckpt_snapshot::{RelPath, Target};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Smaller runs are left to CRIU.
+const LEAST_BYTES: u64 = 256 << 10;
+
+/// The memory of all processes that is written by ckpt-run.
+#[derive(Default)]
+pub struct Placing {
+    /// By the path of the image of pages in the snapshot.
+    images: BTreeMap<String, Image>,
+}
+
+/// An image of pages that goes to two places.
+struct Image {
+    /// PID in the job's namespace.
+    pid: i32,
+    /// In the order of the image, without gaps.
+    parts: Vec<Part>,
+}
+
+/// A part of an image of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    /// Where it begins in the snapshot's image.
+    offset: u64,
+    bytes: u64,
+    to: Place,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// An offset in the image that CRIU reads.
+    Image(u64),
+    /// An address in the process.
+    Memory(u64),
+}
+
+impl Placing {
+    /// Decides what ckpt-run writes of the processes whose images are in `dir`, and takes it out of their pagemaps.
+    ///
+    /// # Errors
+    /// When an image cannot be read or written.
+    pub fn plan(dir: &StagedDir) -> Result<Self, ImageError> {
+        let read = |name: &str| dir.read(name);
+        let mut found = BTreeMap::new();
+        for (name, _) in dir.files().map_err(|source| ImageError::Io { name: "images".into(), source })? {
+            let pid = name.strip_prefix("pagemap-").and_then(|rest| rest.strip_suffix(".img"));
+            let Some(pid) = pid.and_then(|pid| pid.parse().ok()) else { continue };
+            let io = |source| ImageError::Io { name: name.clone(), source };
+            let Some(pages) = read(&name).map_err(io)?.and_then(|image| Pages::parse(&image)) else {
+                continue;
+            };
+            found.insert(pid, (name, pages, Mappings::read(&read, pid)?));
+        }
+        let shared = shared(found.values().flat_map(|(_, _, mappings)| &mappings.all));
+        let is_own = |range: &&Range<u64>| {
+            let next = shared.partition_point(|other| other.end <= range.start);
+            shared.get(next).is_none_or(|other| other.start >= range.end)
+        };
+        let mut images = BTreeMap::new();
+        for (pid, (name, pages, mappings)) in &found {
+            let plain: Vec<_> = mappings.plain.iter().filter(is_own).cloned().collect();
+            let (left, parts) = split(&pages.entries, &plain);
+            if parts.iter().all(|part| matches!(part.to, Place::Image(_))) {
+                continue;
+            }
+            let write = || -> io::Result<()> {
+                let image = Pages { pages_id: pages.pages_id, entries: left }.image();
+                dir.create(name)?.write_all(&image.ok_or(io::ErrorKind::InvalidData)?)
+            };
+            write().map_err(|source| ImageError::Io { name: name.clone(), source })?;
+            images.insert(format!("images/pages-{}.img", pages.pages_id), Image { pid: *pid, parts });
+        }
+        Ok(Self { images })
+    }
+
+    /// How much ckpt-run writes, bytes.
+    pub fn bytes(&self) -> u64 {
+        let parts = self.images.values().flat_map(|image| &image.parts);
+        parts.filter(|part| matches!(part.to, Place::Memory(_))).map(|part| part.bytes).sum()
+    }
+
+    /// What CRIU reads of an image of pages; `None` if that is all of it.
+    pub fn for_criu<'a>(&'a self, path: &RelPath, dir: &'a StagedDir, name: String) -> Option<ForCriu<'a>> {
+        let image = self.images.get(path.as_str())?;
+        let sizes =
+            image.parts.iter().filter(|part| matches!(part.to, Place::Image(_))).map(|part| part.bytes);
+        let bytes = sizes.sum();
+        Some(ForCriu { parts: &image.parts, file: StagedFile::new(dir, name, bytes), bytes })
+    }
+
+    /// What is written into the processes, with the paths of the images of pages. They have to have their mappings, and not to
+    /// run.
+    ///
+    /// # Errors
+    /// When a process is not there.
+    pub fn for_processes(&self, tree: Tree) -> io::Result<Vec<(RelPath, ForProcess<'_>)>> {
+        let host_pids: BTreeMap<_, _> =
+            processes(tree).into_iter().map(|(host_pid, pid)| (pid, host_pid)).collect();
+        let one = |(path, image): (&String, &'_ Image)| {
+            let missing = || io::Error::other(format!("CRIU has not restored process {}", image.pid));
+            let host_pid = host_pids.get(&image.pid).copied().ok_or_else(missing)?;
+            let path = RelPath::new(path.clone()).map_err(io::Error::other)?;
+            Ok::<_, io::Error>((path, host_pid))
+        };
+        let found = self.images.iter().map(|(path, image)| (one((path, image)), &image.parts));
+        let target = |(path, host_pid), parts| {
+            (path, ForProcess { parts, host_pid, has_begun: AtomicBool::new(false) })
+        };
+        found.map(|(one, parts)| Ok(target(one?, parts))).collect()
+    }
+}
+
+/// The addresses at which more than one process has something. The mappings of one process do not overlap.
+fn shared<'a>(mappings: impl Iterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
+    let mut ends: Vec<_> = mappings.flat_map(|range| [(range.start, 1_i64), (range.end, -1)]).collect();
+    // At one address, what ends comes first.
+    ends.sort_unstable();
+    let (mut count, mut found) = (0, Vec::<Range<u64>>::new());
+    for (address, change) in ends {
+        let before = count;
+        count += change;
+        match found.last_mut() {
+            _ if before < 2 && count >= 2 => found.push(address..address),
+            Some(last) if before >= 2 && count < 2 => last.end = address,
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Splits the pages of a process: what is left to CRIU, and where each part of the image goes. `plain` are mappings whose pages
+/// are written by ckpt-run.
+fn split(entries: &[PageEntry], plain: &[Range<u64>]) -> (Vec<PageEntry>, Vec<Part>) {
+    let (mut left, mut parts) = (Vec::new(), Vec::<Part>::new());
+    let (mut offset, mut offset_of_criu) = (0, 0);
+    for entry in entries {
+        let mut start = entry.range.start;
+        while start < entry.range.end {
+            let next = plain.partition_point(|range| range.end <= start);
+            let within = plain.get(next).filter(|range| range.start <= start);
+            let bound = within
+                .map_or_else(|| plain.get(next).map_or(u64::MAX, |range| range.start), |range| range.end);
+            let range = start..entry.range.end.min(bound);
+            let bytes = range.end - range.start;
+            let is_placed = entry.is_present && within.is_some() && bytes >= LEAST_BYTES;
+            if !is_placed {
+                left.push(entry.part(range.clone()));
+            }
+            if entry.is_present {
+                let to = if is_placed { Place::Memory(start) } else { Place::Image(offset_of_criu) };
+                parts.push(Part { offset, bytes, to });
+                offset += bytes;
+                offset_of_criu += if is_placed { 0 } else { bytes };
+            }
+            start = range.end;
+        }
+    }
+    (left, parts)
+}
+
+/// The parts that overlap a range of an image of pages: each with its place and where it is in the range.
+fn parts_in(parts: &[Part], offset: u64, bytes: u64) -> impl Iterator<Item = (Place, Range<usize>)> {
+    let end = offset + bytes;
+    let first = parts.partition_point(|part| part.offset + part.bytes <= offset);
+    parts[first..].iter().take_while(move |part| part.offset < end).map(move |part| {
+        let (start, stop) = (part.offset.max(offset), (part.offset + part.bytes).min(end));
+        let moved = start - part.offset;
+        let to = match part.to {
+            Place::Image(at) => Place::Image(at + moved),
+            Place::Memory(at) => Place::Memory(at + moved),
+        };
+        (to, (start - offset) as usize..(stop - offset) as usize)
+    })
+}
+
+/// The part of an image of pages that CRIU reads.
+pub struct ForCriu<'a> {
+    parts: &'a [Part],
+    file: StagedFile<'a>,
+    bytes: u64,
+}
+
+impl Target for ForCriu<'_> {
+    fn set_bytes(&self, _: u64) -> io::Result<()> {
+        self.file.set_bytes(self.bytes)
+    }
+
+    fn wants(&self, range: Range<u64>) -> bool {
+        let mut parts = parts_in(self.parts, range.start, range.end - range.start);
+        parts.any(|(to, _)| matches!(to, Place::Image(_)))
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        for (to, range) in parts_in(self.parts, offset, bytes.len() as u64) {
+            if let Place::Image(at) = to {
+                self.file.write_at(at, &bytes[range])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The part of an image of pages that ckpt-run writes into the process.
+pub struct ForProcess<'a> {
+    parts: &'a [Part],
+    host_pid: i32,
+    has_begun: AtomicBool,
+}
+
+impl Target for ForProcess<'_> {
+    /// Memory that was written cannot be cleared, as a target that is read into again has to be.
+    fn set_bytes(&self, _: u64) -> io::Result<()> {
+        match self.has_begun.swap(true, Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(io::Error::other("the first copy of the snapshot was damaged")),
+        }
+    }
+
+    fn wants(&self, range: Range<u64>) -> bool {
+        let mut parts = parts_in(self.parts, range.start, range.end - range.start);
+        parts.any(|(to, _)| matches!(to, Place::Memory(_)))
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let parts = parts_in(self.parts, offset, bytes.len() as u64).filter_map(|(to, range)| match to {
+            Place::Memory(address) => Some((address, &bytes[range])),
+            Place::Image(_) => None,
+        });
+        process_memory::write(self.host_pid, &parts.collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::staging::Staging;
+
+    const PAGE: u64 = 4096;
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn addresses_of_several_processes_are_found() {
+        let all = [0..10, 20..30, 5..8, 25..40, 30..35, 50..60, 60..70];
+        assert_eq!(shared(all.iter()), [5..8, 25..30, 30..35]);
+        assert_eq!(shared([0..10, 0..10, 0..10].iter()), [0..10]);
+        assert!(shared([].iter()).is_empty());
+    }
+
+    #[test]
+    fn each_page_goes_to_one_place() {
+        // A small run, one that is partly plain, one without pages in the image, and one that is plain.
+        let entries = [
+            PageEntry::new(0..PAGE, true),
+            PageEntry::new(MIB..3 * MIB, true),
+            PageEntry::new(4 * MIB..5 * MIB, false),
+            PageEntry::new(8 * MIB..9 * MIB, true),
+            PageEntry::new(9 * MIB..9 * MIB + PAGE, true),
+        ];
+        let plain = [0..PAGE, 2 * MIB..5 * MIB, 8 * MIB..10 * MIB];
+        let (left, parts) = split(&entries, &plain);
+        let left: Vec<_> = left.into_iter().map(|entry| entry.range).collect();
+        assert_eq!(left, [0..PAGE, MIB..2 * MIB, 4 * MIB..5 * MIB, 9 * MIB..9 * MIB + PAGE]);
+        let part = |offset, bytes, to| Part { offset, bytes, to };
+        let expected = [
+            part(0, PAGE, Place::Image(0)),
+            part(PAGE, MIB, Place::Image(PAGE)),
+            part(PAGE + MIB, MIB, Place::Memory(2 * MIB)),
+            part(PAGE + 2 * MIB, MIB, Place::Memory(8 * MIB)),
+            part(PAGE + 3 * MIB, PAGE, Place::Image(PAGE + MIB)),
+        ];
+        assert_eq!(parts, expected);
+        let found: Vec<_> = parts_in(&parts, MIB, MIB + 2 * PAGE).collect();
+        let page = PAGE as usize;
+        let expected = [
+            (Place::Image(MIB), 0..page),
+            (Place::Memory(2 * MIB), page..page + MIB as usize),
+            (Place::Memory(8 * MIB), page + MIB as usize..2 * page + MIB as usize),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn criu_gets_its_part_of_an_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let staging = Staging::on_disk(&dir.path().join("staging")).unwrap();
+        let staged = staging.subdir("images").unwrap();
+        let parts = vec![
+            Part { offset: 0, bytes: 2, to: Place::Image(0) },
+            Part { offset: 2, bytes: 3, to: Place::Memory(0x1000) },
+            Part { offset: 5, bytes: 3, to: Place::Image(2) },
+        ];
+        let path = RelPath::new("images/pages-1.img").unwrap();
+        let images = BTreeMap::from([(path.to_string(), Image { pid: 1, parts })]);
+        let placing = Placing { images };
+        assert_eq!(placing.bytes(), 3);
+        let target = placing.for_criu(&path, &staged, "pages-1.img".into()).unwrap();
+        target.set_bytes(8).unwrap();
+        assert_eq!([0..2, 1..3, 2..5, 4..6].map(|range| target.wants(range)), [true, true, false, true]);
+        target.write_at(0, b"abc").unwrap();
+        target.write_at(4, b"efgh").unwrap();
+        assert_eq!(staged.read("pages-1.img").unwrap().unwrap(), b"abfgh");
+        assert!(
+            placing.for_criu(&RelPath::new("images/pages-2.img").unwrap(), &staged, String::new()).is_none()
+        );
+        let parts = &placing.images[path.as_str()].parts;
+        let process = ForProcess { parts, host_pid: 0, has_begun: AtomicBool::new(false) };
+        assert_eq!([0..2, 1..3, 2..5, 5..8].map(|range| process.wants(range)), [false, true, true, false]);
+        process.set_bytes(8).unwrap();
+        process.set_bytes(8).expect_err("what was written cannot be taken back");
+    }
+}
