@@ -35,8 +35,42 @@ pub fn docs(named: Option<&str>) -> Result<i32> {
         let meant = meant.map(|page| format!("Did you mean `ckpt-run docs {page}`? ")).unwrap_or_default();
         return Err(bad_input(anyhow!("there is no page {name:?}. {meant}`ckpt-run docs` lists the pages")));
     };
-    out.write_all(text.as_bytes())?;
+    out.write_all(readable(text).as_bytes())?;
     Ok(0)
+}
+
+/// The text with what a reader without the source code can follow, instead of links to files.
+fn readable(text: &str) -> String {
+    let (mut readable, mut rest) = (String::new(), text);
+    while let Some(middle) = rest.find("](") {
+        let (before, behind) = (&rest[..middle], &rest[middle + 2..]);
+        match (before.rfind('['), behind.find(')')) {
+            (Some(open), Some(close)) => {
+                readable += &before[..open];
+                readable += &without_link(&before[open + 1..], &behind[..close]);
+                rest = &behind[close + 1..];
+            }
+            _ => {
+                readable += &rest[..middle + 2];
+                rest = behind;
+            }
+        }
+    }
+    readable + rest
+}
+
+fn without_link(label: &str, target: &str) -> String {
+    if target.contains("://") {
+        return format!("[{label}]({target})");
+    }
+    let file = target.split('#').next().unwrap_or_default();
+    let name = file.strip_suffix(".md").unwrap_or_default().trim_start_matches("../docs/");
+    match PAGES.iter().find(|(page, _)| *page == name) {
+        Some(_) => format!("{label} (`ckpt-run docs {name}`)"),
+        // A part of the same page.
+        None if file.is_empty() => label.to_owned(),
+        None => format!("{label} ({} in the source code)", file.trim_start_matches("../")),
+    }
 }
 
 /// The heading of a page.
@@ -80,6 +114,18 @@ mod tests {
         }
         assert!(named > 10, "{named}");
         assert_eq!(title(PAGES[7].1), "Limits");
+        for (name, text) in PAGES {
+            let readable = readable(text);
+            let links = readable.match_indices("](").map(|(at, _)| &readable[at + 2..]);
+            for target in links {
+                assert!(target.starts_with("http"), "{name}: {}", target.lines().next().unwrap());
+            }
+        }
+        let shown = readable(
+            "See [the limits](limits.md#x), [this](#y), [a](measurements.md) and [b](https://c.d/).",
+        );
+        let expected = "See the limits (`ckpt-run docs limits`), this, a (measurements.md in the source code) and [b](https://c.d/).";
+        assert_eq!(shown, expected);
         assert!(docs(Some("nosuchpage")).is_err());
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::Entry;
+use super::{Entry, notices};
 use crate::elf::{self, Version};
 use crate::{process, tools, workspace};
 
@@ -19,8 +19,10 @@ const PROFILE: &str = "release";
 
 /// What is in the packages. The programs need [`GLIBC`] or an older one.
 pub struct Built {
-    /// Files and their places below a prefix, the licence not among them.
+    /// Files and their places below a prefix, licences not among them.
     pub entries: Vec<Entry>,
+    /// The text of the licence, and the notices of the crates that are linked in.
+    pub licences: [PathBuf; 2],
 }
 
 /// Builds it. Generated texts go to `out`.
@@ -46,7 +48,8 @@ pub fn build(out: &Path) -> Result<Built> {
     let mut entries =
         vec![Entry::new("bin/ckpt-run", &launcher), Entry::new("lib/libckpt_interpose.so", &interposer)];
     entries.extend(texts(&launcher, &out.join("texts"))?);
-    Ok(Built { entries })
+    let licences = [workspace::root().join("LICENSE"), notices::write(out)?];
+    Ok(Built { entries, licences })
 }
 
 /// The library for CRIU, which the launcher contains: the one that was built last.

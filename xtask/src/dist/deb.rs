@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::build::{Built, GLIBC};
 use super::{DESCRIPTION, Entry, SUMMARY, VERSION, lay_out};
-use crate::{process, workspace};
+use crate::process;
 
 /// Writes the package into `out` and returns its path.
 pub fn package(built: &Built, out: &Path) -> Result<PathBuf> {
@@ -22,7 +22,9 @@ pub fn package(built: &Built, out: &Path) -> Result<PathBuf> {
             Entry::new(format!("usr/{place}"), &entry.from)
         })
         .collect();
-    entries.push(Entry::new("usr/share/doc/ckpt-run/copyright", workspace::root().join("LICENSE")));
+    let names = ["copyright", "THIRD-PARTY-NOTICES.txt"];
+    let texts = names.iter().zip(&built.licences);
+    entries.extend(texts.map(|(name, from)| Entry::new(format!("usr/share/doc/ckpt-run/{name}"), from)));
     lay_out(&entries, &tree)?;
     fs::create_dir(tree.join("DEBIAN")).context("creating DEBIAN")?;
     fs::write(tree.join("DEBIAN/control"), control()).context("writing DEBIAN/control")?;

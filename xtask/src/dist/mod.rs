@@ -14,6 +14,7 @@
 mod build;
 mod criu;
 mod deb;
+mod notices;
 mod rpm;
 mod run;
 mod wheel;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::build::{Built, GLIBC};
 use super::{DESCRIPTION, Entry, SUMMARY, VERSION, lay_out};
-use crate::{process, tools, workspace};
+use crate::{process, tools};
 
 /// Writes the package into `out` and returns its path.
 pub fn package(built: &Built, out: &Path) -> Result<PathBuf> {
@@ -17,7 +17,9 @@ pub fn package(built: &Built, out: &Path) -> Result<PathBuf> {
     let tree = work.join("tree");
     let mut entries: Vec<_> =
         built.entries.iter().map(|entry| Entry::new(format!("usr/{}", entry.place), &entry.from)).collect();
-    entries.push(Entry::new("usr/share/licenses/ckpt-run/LICENSE", workspace::root().join("LICENSE")));
+    let names = ["LICENSE", "THIRD-PARTY-NOTICES.txt"];
+    let texts = names.iter().zip(&built.licences);
+    entries.extend(texts.map(|(name, from)| Entry::new(format!("usr/share/licenses/ckpt-run/{name}"), from)));
     lay_out(&entries, &tree)?;
     let spec = work.join("ckpt-run.spec");
     fs::write(&spec, specification(&entries, &tree)).context("writing the specification")?;
