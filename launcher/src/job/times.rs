@@ -324,6 +324,10 @@ struct Ledger {
     work_ms: u64,
     furthest_ms: u64,
     host: Option<String>,
+    /// The launcher that has begun last.
+    launcher_pid: u32,
+    /// When a later one has said that it waits, before it has begun.
+    next_waits_ms: Option<u64>,
     /// When the last entry was written.
     written_ms: u64,
     /// The next start begins a new run.
@@ -337,7 +341,7 @@ impl Ledger {
     fn add(&mut self, entry: &Entry) {
         // It says nothing of an earlier launcher, whose end comes only with what this one writes once it has the job.
         if entry.kind == EventKind::Waiting {
-            return;
+            return self.waits(entry);
         }
         let at_ms = entry.unix_ms;
         if self.at_ms == 0 {
@@ -395,6 +399,13 @@ impl Ledger {
         }
     }
 
+    /// A start or resume waits: that of the launcher that has begun last, or of one that has not begun yet.
+    fn waits(&mut self, entry: &Entry) {
+        if entry.launcher_pid != self.launcher_pid {
+            self.next_waits_ms = Some(entry.unix_ms);
+        }
+    }
+
     /// Begins with the first entry of the journal, or of a run.
     fn begin(&mut self, entry: &Entry) {
         let begun_ms = entry.measured.begun_unix_ms.unwrap_or(entry.unix_ms);
@@ -418,6 +429,7 @@ impl Ledger {
             self.times.begun_unix_ms = begun_ms;
         }
         self.advance(self.idle_class(), begun_ms);
+        (self.launcher_pid, self.next_waits_ms) = (entry.launcher_pid, None);
         self.host.clone_from(&entry.measured.host);
         self.phase = Phase::Starting;
     }
@@ -448,6 +460,7 @@ impl Ledger {
             }
             _ => 0,
         };
+        (self.launcher_pid, self.next_waits_ms) = (entry.launcher_pid, None);
         self.times.kept_ms += self.work_ms;
         self.times.command.clone_from(&entry.what);
         self.open_session(entry, entry.snapshot.clone(), entry.unix_ms.saturating_sub(begun_ms));
@@ -524,9 +537,12 @@ impl Ledger {
         let mut taken: Vec<_> = (self.first_snapshot..self.times.snapshots.len()).collect();
         taken.sort_by_key(|&at| self.times.snapshots[at].taken_unix_ms);
         for at in taken {
-            let Snapshot { taken_unix_ms, stall_us, .. } = self.times.snapshots[at];
+            let Snapshot { taken_unix_ms, stall_us, stall_phases, .. } = self.times.snapshots[at];
             let stall_ms = (stall_us + 500) / 1000;
-            let paused_ms = taken_unix_ms.saturating_sub(stall_ms).clamp(self.at_ms, worked_until_ms);
+            // The agents attach after it was taken.
+            let attach_ms = stall_phases.map_or(0, |phases| (phases.attach_us + 500) / 1000).min(stall_ms);
+            let paused_ms = taken_unix_ms.saturating_sub(stall_ms - attach_ms);
+            let paused_ms = paused_ms.clamp(self.at_ms, worked_until_ms);
             self.work_until(paused_ms);
             self.times.snapshots[at].work_ms = Some(self.work_ms);
             let is_last = last == Some(&self.times.snapshots[at].id);
@@ -575,6 +591,11 @@ impl Ledger {
 
     fn close(mut self, live: Live) -> Option<Times> {
         match self.phase {
+            // The launcher that runs is not the session's.
+            Phase::Running if live.is_running && self.next_waits_ms.is_some() => {
+                self.killed(live.alive_unix_ms, self.next_waits_ms.unwrap_or(live.now_unix_ms));
+                self.advance(Class::Away, live.now_unix_ms);
+            }
             Phase::Running if live.is_running => self.count_session(live.now_unix_ms, None, None),
             Phase::Running => self.killed(live.alive_unix_ms, live.now_unix_ms),
             Phase::Starting | Phase::Waiting if live.is_running => {
@@ -719,6 +740,22 @@ mod tests {
         assert_eq!(classes(&times), [3300, 100, 0, 600, 0, 0, 4500]);
         assert_eq!(times.sessions[0].ending, Some(SessionEnding::Killed));
         assert_eq!(times.sessions[1].redo_ms, 1500);
+    }
+
+    /// The launcher was killed at 4.5 s. Another one waits for other nodes from 5 s on.
+    #[test]
+    fn time_in_which_the_next_launcher_waits_is_no_work() {
+        let mut entries = first();
+        let mut waiting = entry(EventKind::Waiting, 5000, Measured::default());
+        waiting.launcher_pid += 1;
+        entries.push(waiting);
+        let live = Live { alive_unix_ms: Some(4500), ..running(9000) };
+        let found = times(&entries, live).unwrap();
+        assert_eq!(classes(&found), [3300, 100, 0, 100, 0, 0, 4500]);
+        assert_eq!(found.sessions[0].ending, Some(SessionEnding::Killed));
+        // The session's own launcher waits, such as for a port.
+        entries[3].launcher_pid = entries[0].launcher_pid;
+        assert_eq!(times(&entries, live).unwrap().of(Class::Away), 0);
     }
 
     #[test]

@@ -126,10 +126,18 @@ impl World {
 
     /// A checkpoint: the job is paused. Returns its snapshot, which is durable only later.
     fn pause(&mut self, class: Class, stall_us: u64) -> (String, Measured) {
-        self.pass(class, stall_us);
+        // The agents of every other one attach after it was taken.
+        let attach_us = if self.taken.is_multiple_of(2) { stall_us / 2 } else { 0 };
+        self.pass(class, stall_us - attach_us);
         self.taken += 1;
-        let measured =
-            Measured { taken_unix_ms: Some(self.now_ms()), stall_us: Some(stall_us), ..Measured::default() };
+        let phases = StallPhases { dump_us: stall_us - attach_us, attach_us, ..StallPhases::default() };
+        let measured = Measured {
+            taken_unix_ms: Some(self.now_ms()),
+            stall_us: Some(stall_us),
+            stall_phases: Some(phases),
+            ..Measured::default()
+        };
+        self.pass(class, attach_us);
         (format!("{:06}", self.taken), measured)
     }
 
