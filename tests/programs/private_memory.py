@@ -4,12 +4,15 @@ allocated or given back while the program waits.
 
 import ctypes
 import mmap
+import os
 import random
+import signal
 
-from harness import await_go, child, equal, passed, reap, start, wait
+from harness import await_go, check, child, equal, passed, reap, start, wait
 
 PAGE = 4096
 SIZE = 4 << 20
+GUARD = 100
 PROT_NONE, PROT_READ, PROT_WRITE = 0, 1, 2
 PR_SET_VMA, PR_SET_VMA_ANON_NAME = 0x53564D41, 0
 
@@ -39,6 +42,20 @@ def filled(seed, **how):
     return memory
 
 
+def shared_kib(memory):
+    """How much another process has, too, of the mapping that has this memory, and of what the kernel has merged with it."""
+    place, found, is_inside = address(memory), 0, False
+    with open("/proc/self/smaps") as smaps:
+        for line in smaps:
+            fields = line.split()
+            if "-" in fields[0]:
+                begin, end = (int(part, 16) for part in fields[0].split("-"))
+                is_inside = begin <= place < end
+            elif is_inside and fields[0] in ("Shared_Clean:", "Shared_Dirty:"):
+                found += int(fields[1])
+    return found
+
+
 def verify(memory, seed, what):
     equal(memory[:] == random.Random(seed).randbytes(len(memory)), True, what)
 
@@ -66,6 +83,10 @@ for page in range(0, SIZE // PAGE, 3):
 zeros = mapped(16 << 20)
 equal(zeros[:] == bytes(len(zeros)), True, "new memory")
 inherited = filled(7)
+common = filled(10, advice=mmap.MADV_NOHUGEPAGE)
+# A page in the middle that nobody may touch (MADV_GUARD_INSTALL, Linux 6.13).
+guarded = filled(11)
+has_guard = libc.madvise(ctypes.c_void_p(address(guarded) + GUARD * PAGE), ctypes.c_size_t(PAGE), 102) == 0
 protect(only_read, PROT_READ)
 protect(no_access, PROT_NONE)
 protect(only_written, PROT_WRITE)
@@ -77,6 +98,7 @@ def child_side():
     await_go()
     verify(inherited[SIZE // 2 :], 9, "the half that both have")
     equal(inherited[: SIZE // 2] == random.Random(8).randbytes(SIZE // 2), True, "the half of the child")
+    check(shared_kib(common) >= SIZE // 1024, f"{shared_kib(common)} KiB are shared, which nobody has written to")
 
 
 inherited[SIZE // 2 :] = random.Random(9).randbytes(SIZE // 2)
@@ -104,6 +126,12 @@ for page in range(SIZE // PAGE):
     expected = page % 251 + 1 if page % 3 == 0 else 0
     equal(holes[page * PAGE], expected, f"page {page} of memory with holes")
 equal(zeros[:] == bytes(len(zeros)), True, "zeros")
+verify(common, 10, "memory that a forked process has, too")
+if has_guard:
+    toucher = os.fork()
+    if toucher == 0:
+        os._exit(guarded[GUARD * PAGE] * 0)
+    equal(os.waitstatus_to_exitcode(os.waitpid(toucher, 0)[1]), -signal.SIGSEGV, "who touches the guard")
 for number, memory in enumerate(growing):
     verify(memory, 200 + number, "new memory")
 for seed, memory in zip(range(100, 108), shrinking):

@@ -403,7 +403,10 @@ impl Attempt<'_> {
             return Ok(Copies::Before(precopied));
         }
         let copied = HostMemory::allocate(staging, &format!("memory-{id}"), self.tree());
-        let copied = copied.map_err(AttemptError::Staging)?;
+        let copied = copied.unwrap_or_else(|error| {
+            tracing::debug!("the job's memory is left to CRIU: {error}");
+            None
+        });
         let left_bytes = memory_bytes.saturating_sub(copied.as_ref().map_or(0, HostMemory::bytes));
         if let Err(error) = staging.warm(left_bytes) {
             tracing::debug!("memory for the images could not be allocated in advance: {error}");

@@ -129,6 +129,8 @@ struct Stages<'a> {
     away: Option<(&'a Agents, &'a Quiesced)>,
     /// Where the job's memory is copied to, and the list of what was copied.
     copies: Option<(&'a mut Copies, File)>,
+    /// Since its last stage; see [`Dumped`].
+    merged: HashMap<String, MergedPages>,
     phases: MeasuredPhases,
 }
 
@@ -150,6 +152,7 @@ impl<'a> Stages<'a> {
             refusal: None,
             away,
             copies: None,
+            merged: HashMap::new(),
             phases: MeasuredPhases::default(),
         }
     }
@@ -174,14 +177,26 @@ pub(super) enum Copies {
 }
 
 impl Copies {
-    /// Deletes what was copied. Returns whether anything was.
-    fn discard(&mut self, staging: &Staging) -> bool {
+    /// Deletes what was copied.
+    fn discard(&mut self, staging: &Staging) {
         match std::mem::replace(self, Self::None) {
-            Self::None => return false,
+            Self::None => {}
             Self::Before(precopied) => precopied.discard(staging),
             Self::Paused(copied) => copied.discard(staging),
         }
-        true
+    }
+
+    /// Deletes what was copied if a dump may have failed because of that: the next try is without it. Returns whether that is so.
+    fn discard_doubtful(&mut self, staging: &Staging) -> bool {
+        let is_doubtful = match self {
+            Self::None => false,
+            Self::Before(_) => true,
+            Self::Paused(_) => HostMemory::is_off(),
+        };
+        if is_doubtful {
+            self.discard(staging);
+        }
+        is_doubtful
     }
 
     /// What was copied before the dump.
@@ -191,11 +206,18 @@ impl Copies {
 
     /// Adds what was copied to the pagemaps of `images`. Returns the images of pages that are not in `images` alone, by their
     /// names.
-    fn merge(&mut self, images: &StagedDir) -> io::Result<HashMap<String, MergedPages>> {
+    fn merge(&self, images: &StagedDir) -> io::Result<HashMap<String, MergedPages>> {
         match self {
             Self::None => Ok(HashMap::new()),
             Self::Before(precopied) => precopied.merge(images),
             Self::Paused(copied) => copied.merge(images),
+        }
+    }
+
+    /// Nothing is copied any more.
+    fn finish(&mut self) {
+        if let Self::Paused(copied) = self {
+            copied.finish();
         }
     }
 
@@ -253,6 +275,7 @@ impl Attempt<'_> {
                 {
                     tracing::debug!("try {tries} of the dump: {error}");
                     tries += 1;
+                    copies.discard(staging);
                     prepared = self.prepare_again(prepared, memory_bytes)?;
                     continue;
                 }
@@ -261,8 +284,7 @@ impl Attempt<'_> {
                 Err(DumpError::Session(error)) => error,
             };
             self.remove_failed(staging, &name, &names);
-            // The copies may be the reason: the next try is without them.
-            let may_help = match copies.discard(staging) {
+            let may_help = match copies.discard_doubtful(staging) {
                 true => !matches!(error, SessionError::Timeout),
                 false => matches!(error, SessionError::Failed(_) | SessionError::Refused(_)),
             };
@@ -439,7 +461,7 @@ impl Attempt<'_> {
         let mut stages = Stages::new(&images, &shm, criu_pid, deadline, away);
         stages.copies = Some((&mut *copies, list));
         let result = session.dump(options, deadline, &mut |stage| self.at_stage(stage, files, &mut stages));
-        let Stages { frozen, refusal, phases, .. } = stages;
+        let Stages { frozen, refusal, phases, merged, .. } = stages;
         if let Err(SessionError::Timeout | SessionError::Io(_)) = result {
             self.kill_late_criu(criu_pid);
         }
@@ -452,7 +474,7 @@ impl Attempt<'_> {
         self.hit("dump-done", criu_pid)?;
         arm_expired_timers(&images)?;
         let stall_s = frozen_s(work)?;
-        let merged = copies.merge(&images)?;
+        copies.finish();
         let precopy_s = copies.before().map_or(0.0, Precopied::stall_s);
         Ok(Dumped {
             images,
@@ -487,7 +509,10 @@ impl Attempt<'_> {
             self.copy_memory(stages)?;
         }
         if stage == "post-dump" {
-            let Stages { images, shm, deadline, state, refusal, away, phases, .. } = stages;
+            let Stages { images, shm, deadline, state, refusal, away, phases, copies, merged, .. } = stages;
+            if let Some((copies, _)) = copies {
+                *merged = copies.merge(images).map_err(|error| error.to_string())?;
+            }
             refuse_orphans(*away, refusal)?;
             self.refuse_lost_messages(images, &state.queues, refusal)?;
             let descriptors =
@@ -515,6 +540,7 @@ impl Attempt<'_> {
             _ => return Ok(()),
         };
         if library::loaded(&self.root(), stages.criu_pid) < Loaded::Pages {
+            copies.give_up();
             return Ok(());
         }
         let copied = copies.copy(self.tree(), stages.deadline);

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Only private memory without a file, in mappings of at least [`LEAST_BYTES`], is copied, and only if all of a process can be
-//! read. CRIU copies the rest.
+//! read, and it has no asynchronous I/O. CRIU copies the rest. What several processes have at the same addresses is read in a
+//! way that leaves pages shared.
 
 use crate::checkpoint::precopy::MergedPages;
 use crate::criu::Merged;
@@ -16,13 +17,15 @@ use crate::criu::library::CopiedPages;
 use crate::files::staging::{StagedDir, Staging};
 use crate::namespace::{Tree, processes};
 use crate::sys::path_text::read_maps;
-use crate::sys::process_memory::{CopyBuffer, MOST_RANGES, PageTable};
+use crate::sys::process_memory::{CopyBuffer, MOST_RANGES, PageTable, overlaps, shared_addresses};
+use crate::sys::threads::on_all_cores;
 use parking_lot::Mutex;
 use procfs_core::process::{MMPermissions, MMapPath, MemoryMap};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Of smaller mappings there are many, with little in them.
@@ -31,10 +34,11 @@ const LEAST_BYTES: u64 = 1 << 20;
 const STEP_BYTES: u64 = 4 << 20;
 /// What a thread allocates at once.
 const ALLOCATION_BYTES: u64 = 64 << 20;
-/// More threads are not faster.
-const MOST_THREADS: usize = 16;
 /// A job may have more memory when it is paused: a part of it is allocated in advance, too.
 const GROWTH_PART: u64 = 32;
+
+/// Copies are of no use to the CRIU of this launcher.
+static IS_OFF: AtomicBool = AtomicBool::new(false);
 
 /// The copies of one checkpoint.
 pub(super) struct HostMemory {
@@ -43,6 +47,8 @@ pub(super) struct HostMemory {
     dir: StagedDir,
     /// By PID in the job's namespace.
     copies: BTreeMap<i32, Copied>,
+    /// What was allocated in advance, bytes.
+    allocated_bytes: u64,
 }
 
 /// The copy of the memory of a process.
@@ -50,23 +56,39 @@ struct Copied {
     /// Its file, in the directory.
     name: String,
     /// `None` once the copy is complete.
-    buffer: Option<CopyBuffer>,
+    buffer: Option<Buffer>,
     /// The addresses of its pages, which are in this order in the file.
     pages: Vec<Range<u64>>,
 }
 
+/// Where a process is copied to.
+struct Buffer {
+    file: File,
+    mapped: CopyBuffer,
+}
+
 /// What is copied of a process.
 struct Wanted {
-    mappings: Vec<Range<u64>>,
+    host_pid: i32,
+    pid: i32,
+    /// /proc/PID/mem.
+    memory: File,
+    mappings: Vec<Mapping>,
+}
+
+struct Mapping {
+    range: Range<u64>,
+    /// Another process has something at these addresses, too: they may share pages.
+    is_shared: bool,
     pages: Vec<Range<u64>>,
 }
 
 /// What a thread copies at once.
 struct Step<'a> {
-    host_pid: i32,
-    pid: i32,
-    pages: Vec<Range<u64>>,
+    of: &'a Wanted,
     buffer: &'a CopyBuffer,
+    is_shared: bool,
+    pages: Vec<Range<u64>>,
     offset: u64,
 }
 
@@ -76,107 +98,138 @@ impl HostMemory {
     /// # Errors
     /// When there is not enough memory.
     pub(super) fn allocate(staging: &Staging, name: &str, tree: Tree) -> io::Result<Option<Self>> {
-        let found: Vec<_> = processes(tree)
-            .into_iter()
-            .filter_map(|(host_pid, pid)| Some((pid, bytes(&Wanted::of(host_pid).ok()?.pages))))
-            .filter(|(_, bytes)| *bytes > 0)
-            .collect();
-        if found.is_empty() || !staging.is_in_memory() {
+        if Self::is_off() || !staging.is_in_memory() {
+            return Ok(None);
+        }
+        let found = Wanted::of_all(tree);
+        if found.is_empty() {
             return Ok(None);
         }
         let dir = staging.subdir(name)?;
-        let mut copies = BTreeMap::new();
-        for (pid, bytes) in found {
-            copies.insert(pid, Copied::new(&dir, pid, bytes + bytes / GROWTH_PART)?);
-        }
-        let parts: Vec<_> = copies.values().flat_map(Copied::parts).collect();
-        on_all_cores(&parts, |(buffer, part)| {
-            // Otherwise it is allocated while the job is paused.
-            if let Err(error) = buffer.allocate(part.clone()) {
-                tracing::debug!("memory for the job's memory could not be allocated in advance: {error}");
+        let mut all = Self { name: name.to_owned(), dir, copies: BTreeMap::new(), allocated_bytes: 0 };
+        for wanted in found {
+            let bytes = wanted.bytes();
+            match Copied::new(&all.dir, wanted.pid, bytes + bytes / GROWTH_PART) {
+                Ok(copied) => drop(all.copies.insert(wanted.pid, copied)),
+                Err(error) => {
+                    all.discard(staging);
+                    return Err(error);
+                }
             }
+        }
+        let parts: Vec<_> = all.copies.values().flat_map(Copied::parts).collect();
+        let allocated_bytes = AtomicU64::new(0);
+        on_all_cores(&parts, |(buffer, part)| match buffer.allocate(part.clone()) {
+            Ok(()) => drop(allocated_bytes.fetch_add(part.end - part.start, Ordering::Relaxed)),
+            // It is allocated while the job is paused.
+            Err(error) => tracing::debug!("memory could not be allocated in advance: {error}"),
         });
-        Ok(Some(Self { name: name.to_owned(), dir, copies }))
+        drop(parts);
+        all.allocated_bytes = allocated_bytes.into_inner();
+        Ok(Some(all))
     }
 
     /// What was allocated in advance, bytes.
     pub(super) fn bytes(&self) -> u64 {
-        self.copies.values().filter_map(|copied| Some(copied.buffer.as_ref()?.bytes())).sum()
+        self.allocated_bytes
     }
 
     /// Copies the memory of the job, which is paused. Returns what was copied until the deadline.
     pub(super) fn copy(&mut self, tree: Tree, deadline: Instant) -> Vec<CopiedPages> {
         let begun = Instant::now();
-        let wanted: Vec<_> = processes(tree)
-            .into_iter()
-            .filter_map(|(host_pid, pid)| {
-                let wanted = Wanted::of(host_pid).ok().filter(|wanted| !wanted.pages.is_empty())?;
-                // A process that is new, or has grown.
-                self.make_room(pid, bytes(&wanted.pages)).ok()?;
-                Some((host_pid, pid, wanted))
-            })
-            .collect();
-        let mut steps = Vec::new();
-        for (host_pid, pid, wanted) in &wanted {
-            if let Some(buffer) = self.copies.get(pid).and_then(|copied| copied.buffer.as_ref()) {
-                let each = steps_of(&wanted.pages).into_iter();
-                steps.extend(each.map(|(pages, offset)| Step {
-                    host_pid: *host_pid,
-                    pid: *pid,
-                    pages,
-                    buffer,
-                    offset,
-                }));
-            }
-        }
+        let mut all = Wanted::of_all(tree);
+        // A process that is new, or has grown.
+        all.retain(|wanted| self.make_room(wanted.pid, wanted.bytes()).is_ok());
+        let steps: Vec<_> = all.iter().flat_map(|wanted| self.steps(wanted)).collect();
         let failed = Mutex::new(BTreeSet::new());
         on_all_cores(&steps, |step| {
-            if failed.lock().contains(&step.pid) {
+            if failed.lock().contains(&step.of.pid) {
                 return;
             }
-            let copied = match Instant::now() < deadline {
-                true => step.buffer.copy(step.host_pid, &step.pages, step.offset),
-                false => Err(io::ErrorKind::TimedOut.into()),
+            let copied = match (Instant::now() < deadline, step.is_shared) {
+                (true, false) => step.buffer.copy(step.of.host_pid, &step.pages, step.offset),
+                (true, true) => step.buffer.copy_shared(&step.of.memory, &step.pages, step.offset),
+                (false, _) => Err(io::ErrorKind::TimedOut.into()),
             };
             if let Err(error) = copied
-                && failed.lock().insert(step.pid)
+                && failed.lock().insert(step.of.pid)
             {
-                tracing::debug!("the memory of process {} is left to CRIU: {error}", step.pid);
+                tracing::debug!("the memory of process {} is left to CRIU: {error}", step.of.pid);
             }
         });
         drop(steps);
         let failed = failed.into_inner();
-        let mut all = Vec::new();
-        for (_, pid, wanted) in wanted {
-            let Some(copied) = self.copies.get_mut(&pid).filter(|_| !failed.contains(&pid)) else { continue };
-            all.extend(wanted.mappings.into_iter().map(|mapping| (pid, mapping)));
-            copied.pages = wanted.pages;
+        let mut found = Vec::new();
+        for wanted in all.into_iter().filter(|wanted| !failed.contains(&wanted.pid)) {
+            let Some(copied) = self.copies.get_mut(&wanted.pid) else { continue };
+            for mapping in wanted.mappings {
+                found.push((wanted.pid, mapping.range));
+                copied.pages.extend(mapping.pages);
+            }
         }
+        self.free_unused();
         let bytes: u64 = self.copies.values().map(|copied| bytes(&copied.pages)).sum();
         tracing::debug!("copying {bytes} bytes of memory took {} µs", begun.elapsed().as_micros());
-        all
+        found
+    }
+
+    /// Frees what nothing was copied to: CRIU needs memory for these processes.
+    fn free_unused(&mut self) {
+        let dir = &self.dir;
+        self.copies.retain(|_, copied| {
+            let is_used = !copied.pages.is_empty();
+            if !is_used && let Err(error) = dir.remove(&copied.name) {
+                tracing::debug!("cannot free memory for copies: {error}");
+            }
+            is_used
+        });
     }
 
     /// Makes sure that so much of a process can be copied.
     fn make_room(&mut self, pid: i32, bytes: u64) -> io::Result<()> {
-        let buffer = self.copies.get(&pid).and_then(|copied| copied.buffer.as_ref());
-        if buffer.is_none_or(|buffer| buffer.bytes() < bytes) {
-            self.copies.insert(pid, Copied::new(&self.dir, pid, bytes)?);
+        match self.copies.get_mut(&pid) {
+            Some(copied) => {
+                copied.pages.clear();
+                copied.grow(bytes)
+            }
+            None => {
+                self.copies.insert(pid, Copied::new(&self.dir, pid, bytes)?);
+                Ok(())
+            }
         }
-        Ok(())
+    }
+
+    fn steps<'a>(&'a self, wanted: &'a Wanted) -> Vec<Step<'a>> {
+        let buffer = self.copies.get(&wanted.pid).and_then(|copied| copied.buffer.as_ref());
+        let Some(Buffer { mapped, .. }) = buffer else { return Vec::new() };
+        let mut offset = 0;
+        let mut steps = Vec::new();
+        for Mapping { is_shared, pages, .. } in &wanted.mappings {
+            for pages in steps_of(pages) {
+                let bytes = bytes(&pages);
+                steps.push(Step { of: wanted, buffer: mapped, is_shared: *is_shared, pages, offset });
+                offset += bytes;
+            }
+        }
+        steps
     }
 
     /// Adds the copied pages to the pagemaps of `images`. Returns the images of pages, by their names.
-    pub(super) fn merge(&mut self, images: &StagedDir) -> io::Result<HashMap<String, MergedPages>> {
+    ///
+    /// # Errors
+    /// When CRIU has copied one of them, too. Nothing is copied from then on.
+    pub(super) fn merge(&self, images: &StagedDir) -> io::Result<HashMap<String, MergedPages>> {
         let mut found = HashMap::new();
-        for (pid, copied) in &mut self.copies {
-            copied.buffer = None;
-            if copied.pages.is_empty() {
-                self.dir.remove(&copied.name)?;
-                continue;
-            }
+        for (pid, copied) in &self.copies {
             let pagemap = format!("pagemap-{pid}.img");
-            let wrong = || io::Error::other(format!("{pagemap} does not fit what was copied"));
+            let wrong = || {
+                if !IS_OFF.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "CRIU copies memory that ckpt-run has copied, too: it is left to CRIU from now on, which takes several times as long"
+                    );
+                }
+                io::Error::other(format!("{pagemap} does not fit what was copied"))
+            };
             let of_criu = images.read(&pagemap)?.ok_or_else(wrong)?;
             let merged = Merged::with_copied(&of_criu, &copied.pages).ok_or_else(wrong)?;
             images.create(&pagemap)?.write_all(&merged.image)?;
@@ -185,6 +238,23 @@ impl HostMemory {
             found.insert(name, MergedPages { names, pieces: merged.pieces });
         }
         Ok(found)
+    }
+
+    /// Nothing is copied to it any more: its memory is freed as it is stored.
+    pub(super) fn finish(&mut self) {
+        self.copies.values_mut().for_each(|copied| copied.buffer = None);
+    }
+
+    /// Whether nothing is copied any more.
+    pub(super) fn is_off() -> bool {
+        IS_OFF.load(Ordering::Relaxed)
+    }
+
+    /// Deletes what was copied, since this CRIU cannot leave it out. Nothing is copied from then on.
+    pub(super) fn give_up(&mut self) {
+        IS_OFF.store(true, Ordering::Relaxed);
+        self.copies.values_mut().for_each(|copied| copied.pages.clear());
+        self.free_unused();
     }
 
     /// Deletes what was copied.
@@ -205,35 +275,69 @@ impl Copied {
     fn new(dir: &StagedDir, pid: i32, bytes: u64) -> io::Result<Self> {
         let name = pid.to_string();
         let file = dir.create_with(&name, bytes)?;
-        let buffer = Some(CopyBuffer::new(&file, bytes)?);
-        Ok(Self { name, buffer, pages: Vec::new() })
+        let mapped = CopyBuffer::new(&file, bytes)?;
+        Ok(Self { name, buffer: Some(Buffer { file, mapped }), pages: Vec::new() })
+    }
+
+    /// Room for so much at least. What was allocated stays.
+    fn grow(&mut self, bytes: u64) -> io::Result<()> {
+        if let Some(buffer) = self.buffer.as_mut().filter(|buffer| buffer.mapped.bytes() < bytes) {
+            buffer.file.set_len(bytes)?;
+            buffer.mapped = CopyBuffer::new(&buffer.file, bytes)?;
+        }
+        Ok(())
     }
 
     /// The parts of its buffer that are allocated at once.
     fn parts(&self) -> impl Iterator<Item = (&CopyBuffer, Range<u64>)> {
-        self.buffer.iter().flat_map(|buffer| {
-            let starts = (0..buffer.bytes()).step_by(ALLOCATION_BYTES as usize);
-            starts.map(move |start| (buffer, start..buffer.bytes().min(start + ALLOCATION_BYTES)))
+        self.buffer.iter().flat_map(|Buffer { mapped, .. }| {
+            let end = mapped.bytes();
+            let starts = (0..end).step_by(ALLOCATION_BYTES as usize);
+            starts.map(move |start| (mapped, start..end.min(start + ALLOCATION_BYTES)))
         })
     }
 }
 
 impl Wanted {
-    /// By PID here.
-    fn of(pid: i32) -> io::Result<Self> {
-        let table = PageTable::open(pid)?;
-        let maps = read_maps(format!("/proc/{pid}/maps"))?;
-        let mappings: Vec<_> = maps.0.iter().filter(|map| is_copied(map)).map(range).collect();
-        let mut pages = Vec::new();
-        for mapping in &mappings {
-            pages.extend(table.present(mapping.clone())?);
+    /// What is copied of all processes that have anything to copy, and can be looked at.
+    fn of_all(tree: Tree) -> Vec<Self> {
+        let maps =
+            |(host_pid, pid)| Some((host_pid, pid, read_maps(format!("/proc/{host_pid}/maps")).ok()?.0));
+        let all: Vec<_> = processes(tree).into_iter().filter_map(maps).collect();
+        let ranges: Vec<_> = all.iter().flat_map(|(.., maps)| maps.iter().map(range)).collect();
+        let shared = shared_addresses(ranges.iter());
+        let wanted = |(host_pid, pid, maps): &(i32, i32, Vec<MemoryMap>)| {
+            let one = Self::of(*host_pid, *pid, maps, &shared);
+            let failed = |error: &io::Error| tracing::debug!("process {pid} is left to CRIU: {error}");
+            one.inspect_err(failed).ok().filter(|one| one.bytes() > 0)
+        };
+        all.iter().filter_map(wanted).collect()
+    }
+
+    fn of(host_pid: i32, pid: i32, maps: &[MemoryMap], shared: &[Range<u64>]) -> io::Result<Self> {
+        // A device may write to its memory while the job is paused, and CRIU reads last what the device says of that.
+        let has_aio = maps.iter().any(is_aio);
+        let table = PageTable::open(host_pid)?;
+        let mut mappings = Vec::new();
+        for range in maps.iter().filter(|map| !has_aio && is_copied(map)).map(range) {
+            let pages = table.present(range.clone())?;
+            mappings.push(Mapping { is_shared: overlaps(shared, &range), range, pages });
         }
-        Ok(Self { mappings, pages })
+        Ok(Self { host_pid, pid, memory: File::open(format!("/proc/{host_pid}/mem"))?, mappings })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.mappings.iter().map(|mapping| bytes(&mapping.pages)).sum()
     }
 }
 
 fn range(map: &MemoryMap) -> Range<u64> {
     map.address.0..map.address.1
+}
+
+/// A context of asynchronous I/O (io_setup).
+fn is_aio(map: &MemoryMap) -> bool {
+    matches!(&map.pathname, MMapPath::Path(path) if path.as_os_str().as_encoded_bytes().starts_with(b"/[aio]"))
 }
 
 /// Whether a mapping is copied here: private memory without a file, which the process can read.
@@ -254,43 +358,25 @@ fn bytes(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// Pages in the steps in which they are copied, each with its offset in the copy.
-fn steps_of(pages: &[Range<u64>]) -> Vec<(Vec<Range<u64>>, u64)> {
-    let mut steps: Vec<(Vec<Range<u64>>, u64)> = Vec::new();
-    let (mut offset, mut left_bytes) = (0, 0);
+/// Pages in the steps in which they are copied.
+fn steps_of(pages: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
+    let mut steps: Vec<Vec<Range<u64>>> = Vec::new();
+    let mut left_bytes = 0;
     for range in pages {
         let mut start = range.start;
         while start < range.end {
-            if left_bytes == 0 || steps.last().is_none_or(|(step, _)| step.len() == MOST_RANGES) {
-                steps.push((Vec::new(), offset));
+            if left_bytes == 0 || steps.last().is_none_or(|step| step.len() == MOST_RANGES) {
+                steps.push(Vec::new());
                 left_bytes = STEP_BYTES;
             }
             let end = range.end.min(start + left_bytes);
-            if let Some((step, _)) = steps.last_mut() {
+            if let Some(step) = steps.last_mut() {
                 step.push(start..end);
             }
-            (offset, left_bytes, start) = (offset + end - start, left_bytes - (end - start), end);
+            (left_bytes, start) = (left_bytes - (end - start), end);
         }
     }
     steps
-}
-
-/// Works on all items, each in one of several threads.
-fn on_all_cores<T: Sync>(items: &[T], work: impl Fn(&T) + Sync) {
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let next = AtomicUsize::new(0);
-    let work_on = || {
-        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
-            work(item);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..cores.min(MOST_THREADS).min(items.len()) {
-            // Without another thread, this one does the work.
-            let _ = std::thread::Builder::new().name("copy".to_owned()).spawn_scoped(scope, work_on);
-        }
-        work_on();
-    });
 }
 
 #[cfg(test)]
@@ -304,30 +390,14 @@ mod tests {
         let large = [1 << 30..(1 << 30) + 3 * STEP_BYTES + 4096, 1 << 31..(1 << 31) + 8192];
         let pages: Vec<_> = scattered.chain(large).collect();
         let steps = steps_of(&pages);
-        let mut offset = 0;
-        for (step, at) in &steps {
-            assert!(*at == offset && step.len() <= MOST_RANGES && bytes(step) <= STEP_BYTES);
-            offset += bytes(step);
-        }
-        assert_eq!(offset, bytes(&pages));
+        assert!(steps.iter().all(|step| step.len() <= MOST_RANGES && bytes(step) <= STEP_BYTES));
         let mut joined: Vec<Range<u64>> = Vec::new();
-        for range in steps.into_iter().flat_map(|(step, _)| step) {
+        for range in steps.into_iter().flatten() {
             match joined.last_mut() {
                 Some(last) if last.end == range.start => last.end = range.end,
                 _ => joined.push(range),
             }
         }
         assert_eq!(joined, pages);
-    }
-
-    #[test]
-    fn every_item_is_worked_on_once() {
-        for count in [0, 1, 1000] {
-            let items: Vec<_> = (0..count).map(|_| AtomicUsize::new(0)).collect();
-            on_all_cores(&items, |item| {
-                item.fetch_add(1, Ordering::Relaxed);
-            });
-            assert!(items.iter().all(|item| item.load(Ordering::Relaxed) == 1));
-        }
     }
 }

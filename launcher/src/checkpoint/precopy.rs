@@ -23,8 +23,8 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Below this, even a full dump is short.
-const LEAST_BYTES: u64 = 64 << 20;
+/// Below this, even a plain dump is short.
+const LEAST_BYTES: u64 = 1 << 30;
 /// The most rounds of `--precopy N`.
 const MOST_ROUNDS: u32 = 8;
 /// The most rounds of `--precopy auto`.

@@ -26,7 +26,7 @@ pub use mappings::Mappings;
 pub use pagemap::{Merged, PageEntry, Pagemap, Pages, Piece, chunk_ends};
 pub use rpc::{CRIU_EVERYTHING, CRIU_WARNINGS, InheritFd, Options};
 pub use session::{RestoreLimits, Session, SessionError};
-pub use tasks::{failed_processes, limits};
+pub use tasks::{failed_processes, limits, rseq_areas};
 pub use tcp_queues::count_unsent_as_sent;
 pub use tcp_repair::end_tcp_repair;
 pub use timers::arm_expired_timers;

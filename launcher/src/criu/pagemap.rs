@@ -221,6 +221,10 @@ impl Merged {
         if all.iter().any(|(entry, ..)| entry.kind() & (PRESENT | IN_PARENT) != PRESENT) {
             return None;
         }
+        // They are in this order in CRIU's image.
+        if !all.is_sorted_by(|one, next| one.1.end <= next.1.start) {
+            return None;
+        }
         for range in copied {
             all.push((Entry::present(range)?, range.clone(), 1));
         }
@@ -390,6 +394,41 @@ mod tests {
         assert_eq!(Merged::of(&[newest.clone(), middle]), None, "the oldest is missing");
         assert_eq!(Merged::of(&[newest, image(&[(0x2000, 4, 4)])]), None, "a page is missing");
         assert_eq!(Merged::of(&[image(&[(0x9000, 1, 4), (0x1000, 1, 4)])]), None, "not in order");
+    }
+
+    #[test]
+    fn copied_pages_are_added() {
+        let of_criu = image(&[(0x1000, 2, 4), (0x9000, 1, 6)]);
+        let merged =
+            Merged::with_copied(&of_criu, &[0x3000..0x5000, 0x7000..0x8000, 0xa000..0xb000]).unwrap();
+        let piece = |dump, page, pages| Piece { dump, offset: page * PAGE_BYTES, bytes: pages * PAGE_BYTES };
+        assert_eq!(merged.pieces, [piece(0, 0, 2), piece(1, 0, 3), piece(0, 2, 1), piece(1, 3, 1)]);
+        assert_eq!(
+            (merged.pages_ids, Merged::with_copied(&of_criu, &[]).unwrap().image),
+            (vec![7], of_criu.clone())
+        );
+        assert_eq!(
+            Pagemap::parse(&merged.image).unwrap().runs,
+            [0x1000..0x5000, 0x7000..0x8000, 0x9000..0xb000]
+        );
+        let pages = Pages::parse(&merged.image).unwrap();
+        assert_eq!((pages.entries.len(), Pages::parse(&pages.image().unwrap()).unwrap()), (5, pages));
+        assert_eq!(Merged::with_copied(&of_criu, &[0x2000..0x4000]), None, "a page is there twice");
+        assert_eq!(Merged::with_copied(&image(&[(0x1000, 1, 1)]), &[]), None, "a page is in an older dump");
+        assert_eq!(Merged::with_copied(&image(&[(0x9000, 1, 4), (0x1000, 1, 4)]), &[]), None, "not in order");
+    }
+
+    #[test]
+    fn any_pagemap_is_completed_or_refused() {
+        ckpt_test_mutate::mutations(&[image(&[(0x1000, 2, 4), (0x9000, 1, 6)])], |bytes| {
+            if let Some(merged) = Merged::with_copied(bytes, std::slice::from_ref(&(0x5000..0x7000))) {
+                let pages = Pages::parse(&merged.image).unwrap();
+                let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+                let of_entries =
+                    sum(&mut pages.entries.iter().map(|entry| entry.range.end - entry.range.start));
+                assert_eq!(sum(&mut merged.pieces.iter().map(|piece| piece.bytes)), of_entries);
+            }
+        });
     }
 
     #[test]

@@ -6,6 +6,8 @@ use super::unix_queues::{PROCESSES_MAGIC, ProcessEntry, Read};
 use crate::sys::exit_status::exit_code;
 use ckpt_snapshot::FailedProcess;
 use prost::Message;
+use std::collections::HashMap;
+use std::ops::Range;
 
 const CORE_MAGIC: u32 = 0x5505_3847;
 /// The state of a process that has ended.
@@ -15,6 +17,42 @@ const DEAD: u32 = 2;
 struct CoreEntry {
     #[prost(message, optional, tag = "3")]
     task: Option<TaskEntry>,
+}
+
+#[derive(Message)]
+struct ThreadsEntry {
+    #[prost(int32, required, tag = "1")]
+    pid: i32,
+    #[prost(uint32, repeated, packed = "false", tag = "5")]
+    threads: Vec<u32>,
+}
+
+#[derive(Message)]
+struct ThreadCoreEntry {
+    #[prost(message, optional, tag = "5")]
+    thread: Option<ThreadEntry>,
+}
+
+#[derive(Message)]
+struct ThreadEntry {
+    #[prost(message, optional, tag = "15")]
+    rseq: Option<RseqEntry>,
+}
+
+#[derive(Message)]
+struct RseqEntry {
+    #[prost(uint64, required, tag = "1")]
+    address: u64,
+    #[prost(uint32, required, tag = "2")]
+    bytes: u32,
+}
+
+impl RseqEntry {
+    /// `None` if the thread has none.
+    fn range(&self) -> Option<Range<u64>> {
+        let end = self.address.checked_add(u64::from(self.bytes))?;
+        (self.address != 0 && end > self.address).then_some(self.address..end)
+    }
 }
 
 #[derive(Message)]
@@ -76,6 +114,26 @@ pub fn limits(read: Read) -> Result<Vec<(u64, u64)>, ImageError> {
     Ok(highest)
 }
 
+/// Where the threads of each process have registered restartable sequences (rseq(2)), by PID. The kernel writes there.
+///
+/// # Errors
+/// When an image cannot be read.
+pub fn rseq_areas(read: Read) -> Result<HashMap<i32, Vec<Range<u64>>>, ImageError> {
+    let mut threads = Vec::new();
+    entries(read, "pstree.img", COMMON_MAGIC, PROCESSES_MAGIC, |process: ThreadsEntry| {
+        threads.extend(process.threads.iter().map(|thread| (process.pid, *thread)));
+    })?;
+    let mut found: HashMap<i32, Vec<_>> = HashMap::new();
+    for (pid, thread) in threads {
+        entries(read, &format!("core-{thread}.img"), COMMON_MAGIC, CORE_MAGIC, |core: ThreadCoreEntry| {
+            if let Some(area) = core.thread.and_then(|thread| thread.rseq).and_then(|area| area.range()) {
+                found.entry(pid).or_default().push(area);
+            }
+        })?;
+    }
+    Ok(found)
+}
+
 /// The processes that have failed; `read` returns the content of an image, or `None` if CRIU did not write it.
 ///
 /// # Errors
@@ -94,7 +152,6 @@ pub fn failed_processes(read: Read) -> Result<Vec<FailedProcess>, ImageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashMap;
 
     fn image<T: Message>(magic: u32, entry: &T) -> Vec<u8> {
         let mut bytes = [COMMON_MAGIC, magic].map(u32::to_le_bytes).concat();
@@ -102,6 +159,22 @@ mod tests {
         bytes.extend((entry.len() as u32).to_le_bytes());
         bytes.extend(entry);
         bytes
+    }
+
+    #[test]
+    fn areas_of_restartable_sequences_are_found() {
+        let mut images = HashMap::new();
+        let tree = ThreadsEntry { pid: 7, threads: vec![7, 8, 9] };
+        images.insert("pstree.img".to_owned(), image(PROCESSES_MAGIC, &tree));
+        for (thread, area) in
+            [(7, Some((0x1000, 32))), (8, Some((0, 0))), (9, None), (10, Some((0x5000, 32)))]
+        {
+            let rseq = area.map(|(address, bytes)| RseqEntry { address, bytes });
+            let core = ThreadCoreEntry { thread: Some(ThreadEntry { rseq }) };
+            images.insert(format!("core-{thread}.img"), image(CORE_MAGIC, &core));
+        }
+        let found = rseq_areas(&|name| Ok(images.get(name).cloned())).unwrap();
+        assert_eq!(found, HashMap::from([(7, vec![0x1000..0x1020])]));
     }
 
     #[test]

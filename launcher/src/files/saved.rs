@@ -6,9 +6,12 @@
 use crate::files::staging::StagedDir;
 use crate::namespace::inside;
 use crate::sys::path_text::text_path;
+use crate::sys::threads::on_all_cores;
 use ckpt_snapshot::chunk::is_zeroes;
 use ckpt_snapshot::{RelPath, SavedFile};
+use parking_lot::Mutex;
 use rustix::fs::{SeekFrom, seek};
+use std::collections::BTreeMap;
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
@@ -27,8 +30,8 @@ pub fn is_shared_memory(path: &str) -> bool {
     path.starts_with(PREFIX)
 }
 
-/// Copies the files `paths` (absolute) to `to` while the job is frozen. `root` is the job's root directory, `kind` the
-/// directory of the copies in the snapshot.
+/// Copies the files `paths` (absolute) to `to` while the job is frozen, several at a time. `root` is the job's root directory,
+/// `kind` the directory of the copies in the snapshot.
 ///
 /// # Errors
 /// When a file cannot be copied, or not until `deadline`.
@@ -39,17 +42,21 @@ pub fn save<'a>(
     to: &StagedDir,
     deadline: Instant,
 ) -> io::Result<Vec<SavedFile>> {
-    let mut saved = Vec::new();
-    for path in paths {
+    let one = |path: &String, name: &str| {
         let mut from = File::open(inside(root, text_path(path)))?;
         let meta = from.metadata()?;
-        let name = saved.len().to_string();
-        copy_sparse(&mut from, &mut to.create(&name)?, meta.len(), Some(deadline))?;
+        copy_sparse(&mut from, &mut to.create(name)?, meta.len(), Some(deadline))?;
         let data = RelPath::new(format!("{kind}/{name}")).map_err(io::Error::other)?;
         let (mode, uid, gid) = (meta.mode() & 0o7777, meta.uid(), meta.gid());
-        saved.push(SavedFile { path: path.clone(), data, mode, uid, gid });
-    }
-    Ok(saved)
+        Ok(SavedFile { path: path.clone(), data, mode, uid, gid })
+    };
+    let all: Vec<_> = paths.into_iter().enumerate().collect();
+    let saved = Mutex::new(BTreeMap::new());
+    on_all_cores(&all, |(number, path)| {
+        let result = one(path, &number.to_string());
+        saved.lock().insert(*number, result);
+    });
+    saved.into_inner().into_values().collect()
 }
 
 /// Restores one file, replacing an existing one.

@@ -56,7 +56,7 @@ pub use init::init_main;
 pub use messages::{Names, Network, StdioSource};
 pub use peek::{PeekedMessage, PeekedQueue};
 pub use survey::{numbers_in, pid_namespace_of};
-pub use tree::{Tree, processes};
+pub use tree::{Tree, processes, processes_of_namespace};
 
 /// The first argument that turns this program into the namespace's init.
 pub const INIT_ARGUMENT: &str = "__init";

@@ -15,15 +15,14 @@ pub struct Tree {
     pub root_pid: i32,
 }
 
+/// All processes of a PID namespace, by its init: (PID in the launcher's namespace, PID in that namespace).
+pub fn processes_of_namespace(init_pid: i32) -> Vec<(i32, i32)> {
+    numbers_in_namespace(init_pid).into_iter().map(|(pid, (inside, _))| (pid, inside)).collect()
+}
+
 /// The processes of a job: (PID in the launcher's namespace, PID in the job's namespace).
 pub fn processes(tree: Tree) -> Vec<(i32, i32)> {
-    let Some(wanted) = pid_namespace_of(tree.init_pid) else { return Vec::new() };
-    let all: BTreeMap<i32, (i32, i32)> = numbers_in("/proc")
-        .unwrap_or_default()
-        .into_iter()
-        .filter(|&pid| pid_namespace_of(pid) == Some(wanted))
-        .filter_map(|pid| Some((pid, numbers_of(pid)?)))
-        .collect();
+    let all = numbers_in_namespace(tree.init_pid);
     let is_below = |mut pid: i32| loop {
         match all.get(&pid) {
             Some(&(inside, _)) if inside == tree.root_pid => return true,
@@ -32,6 +31,15 @@ pub fn processes(tree: Tree) -> Vec<(i32, i32)> {
         }
     };
     all.iter().filter(|(pid, _)| is_below(**pid)).map(|(&pid, &(inside, _))| (pid, inside)).collect()
+}
+
+/// By PID in the launcher's namespace.
+fn numbers_in_namespace(init_pid: i32) -> BTreeMap<i32, (i32, i32)> {
+    let Some(wanted) = pid_namespace_of(init_pid) else { return BTreeMap::new() };
+    let all = numbers_in("/proc").unwrap_or_default().into_iter();
+    all.filter(|&pid| pid_namespace_of(pid) == Some(wanted))
+        .filter_map(|pid| Some((pid, numbers_of(pid)?)))
+        .collect()
 }
 
 /// A process's PID in its own namespace, and its parent's PID in the launcher's namespace.

@@ -15,7 +15,6 @@
 use crate::files::sources::StagedFile;
 use crate::files::staging::{StagedDir, Staging};
 use crate::gpu::device_memory;
-use crate::namespace::Tree;
 use crate::restore::placing::Placing;
 use crate::store::answer::AnswerWatch;
 use crate::sys::progress::Bar;
@@ -110,7 +109,9 @@ impl Loading {
             work.saved(saved, &loading.saved)
         })?;
         if places {
-            loading.placing = Arc::new(Placing::plan(&images)?);
+            let bytes_of =
+                |path: &str| pages.iter().find(|file| file.path.as_str() == path).map(|file| file.bytes);
+            loading.placing = Arc::new(Placing::plan(&images, bytes_of)?);
         }
         let placing = Arc::clone(&loading.placing);
         tracing::debug!("{} bytes of memory are written into the processes", placing.bytes());
@@ -143,16 +144,17 @@ impl Loading {
         self.answers.during(READING, || join(self.pages.take()))
     }
 
-    /// Loads the pages that CRIU has not into the processes, which have their mappings, and do not run.
+    /// Loads the pages that CRIU has not into the processes, which have their mappings, and do not run. `init_pid` is that of
+    /// their PID namespace, here.
     ///
     /// # Errors
     /// Damage, or memory that cannot be written.
-    pub fn place(&self, tree: Tree) -> Result<(), ReadError> {
+    pub fn place(&self, init_pid: i32) -> Result<(), ReadError> {
         self.answers.during(READING, || {
             hit("load-place")?;
             let failed =
                 |source| ReadError::Target { path: "the memory of the processes".to_owned(), source };
-            let all = self.placing.for_processes(tree).map_err(failed)?;
+            let all = self.placing.for_processes(init_pid).map_err(failed)?;
             self.work.load(all.iter().map(|(path, process)| (path, process as &dyn Target)))
         })
     }

@@ -9,16 +9,15 @@
 //! Only private memory without a file is written, in runs of at least [`LEAST_BYTES`]. What several processes have at the same
 //! addresses is left to CRIU: they may share the pages since one has forked the other, and would each have a copy.
 
-use crate::criu::{ImageError, Mappings, PageEntry, Pages};
+use crate::criu::{ImageError, Mappings, PageEntry, Pages, rseq_areas};
 use crate::files::sources::StagedFile;
 use crate::files::staging::StagedDir;
-use crate::namespace::{Tree, processes};
-use crate::sys::process_memory;
+use crate::namespace::processes_of_namespace;
+use crate::sys::process_memory::{self, PAGE_BYTES, overlaps, shared_addresses};
 use ckpt_snapshot::{RelPath, Target};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Smaller runs are left to CRIU.
 const LEAST_BYTES: u64 = 256 << 10;
@@ -56,12 +55,14 @@ enum Place {
 }
 
 impl Placing {
-    /// Decides what ckpt-run writes of the processes whose images are in `dir`, and takes it out of their pagemaps.
+    /// Decides what ckpt-run writes of the processes whose images are in `dir`, and takes it out of their pagemaps. `bytes_of`
+    /// gives the length of an image of pages in the snapshot, by its path.
     ///
     /// # Errors
     /// When an image cannot be read or written.
-    pub fn plan(dir: &StagedDir) -> Result<Self, ImageError> {
+    pub fn plan(dir: &StagedDir, bytes_of: impl Fn(&str) -> Option<u64>) -> Result<Self, ImageError> {
         let read = |name: &str| dir.read(name);
+        let mut rseq = rseq_areas(&read)?;
         let mut found = BTreeMap::new();
         for (name, _) in dir.files().map_err(|source| ImageError::Io { name: "images".into(), source })? {
             let pid = name.strip_prefix("pagemap-").and_then(|rest| rest.strip_suffix(".img"));
@@ -72,16 +73,16 @@ impl Placing {
             };
             found.insert(pid, (name, pages, Mappings::read(&read, pid)?));
         }
-        let shared = shared(found.values().flat_map(|(_, _, mappings)| &mappings.all));
-        let is_own = |range: &&Range<u64>| {
-            let next = shared.partition_point(|other| other.end <= range.start);
-            shared.get(next).is_none_or(|other| other.start >= range.end)
-        };
+        let shared = shared_addresses(found.values().flat_map(|(_, _, mappings)| &mappings.all));
         let mut images = BTreeMap::new();
         for (pid, (name, pages, mappings)) in &found {
-            let plain: Vec<_> = mappings.plain.iter().filter(is_own).cloned().collect();
+            let path = format!("images/pages-{}.img", pages.pages_id);
+            let plain = mappings.plain.iter().filter(|range| !overlaps(&shared, range));
+            // The kernel has written there since CRIU has registered it.
+            let plain = without(plain, &rseq.remove(pid).unwrap_or_default());
             let (left, parts) = split(&pages.entries, &plain);
-            if parts.iter().all(|part| matches!(part.to, Place::Image(_))) {
+            let is_all_for_criu = parts.iter().all(|part| matches!(part.to, Place::Image(_)));
+            if is_all_for_criu || bytes_of(&path) != Some(parts.iter().map(|part| part.bytes).sum()) {
                 continue;
             }
             let write = || -> io::Result<()> {
@@ -89,7 +90,7 @@ impl Placing {
                 dir.create(name)?.write_all(&image.ok_or(io::ErrorKind::InvalidData)?)
             };
             write().map_err(|source| ImageError::Io { name: name.clone(), source })?;
-            images.insert(format!("images/pages-{}.img", pages.pages_id), Image { pid: *pid, parts });
+            images.insert(path, Image { pid: *pid, parts });
         }
         Ok(Self { images })
     }
@@ -110,43 +111,44 @@ impl Placing {
     }
 
     /// What is written into the processes, with the paths of the images of pages. They have to have their mappings, and not to
-    /// run.
+    /// run. `init_pid` is that of their PID namespace, here.
     ///
     /// # Errors
     /// When a process is not there.
-    pub fn for_processes(&self, tree: Tree) -> io::Result<Vec<(RelPath, ForProcess<'_>)>> {
-        let host_pids: BTreeMap<_, _> =
-            processes(tree).into_iter().map(|(host_pid, pid)| (pid, host_pid)).collect();
-        let one = |(path, image): (&String, &'_ Image)| {
+    pub fn for_processes(&self, init_pid: i32) -> io::Result<Vec<(RelPath, ForProcess<'_>)>> {
+        let all = processes_of_namespace(init_pid);
+        let host_pids: BTreeMap<_, _> = all.into_iter().map(|(host_pid, pid)| (pid, host_pid)).collect();
+        let mut found = Vec::new();
+        for (path, image) in &self.images {
             let missing = || io::Error::other(format!("CRIU has not restored process {}", image.pid));
-            let host_pid = host_pids.get(&image.pid).copied().ok_or_else(missing)?;
+            let host_pid = *host_pids.get(&image.pid).ok_or_else(missing)?;
             let path = RelPath::new(path.clone()).map_err(io::Error::other)?;
-            Ok::<_, io::Error>((path, host_pid))
-        };
-        let found = self.images.iter().map(|(path, image)| (one((path, image)), &image.parts));
-        let target = |(path, host_pid), parts| {
-            (path, ForProcess { parts, host_pid, has_begun: AtomicBool::new(false) })
-        };
-        found.map(|(one, parts)| Ok(target(one?, parts))).collect()
+            found.push((path, ForProcess { parts: &image.parts, host_pid }));
+        }
+        Ok(found)
     }
 }
 
-/// The addresses at which more than one process has something. The mappings of one process do not overlap.
-fn shared<'a>(mappings: impl Iterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
-    let mut ends: Vec<_> = mappings.flat_map(|range| [(range.start, 1_i64), (range.end, -1)]).collect();
-    // At one address, what ends comes first.
-    ends.sort_unstable();
-    let (mut count, mut found) = (0, Vec::<Range<u64>>::new());
-    for (address, change) in ends {
-        let before = count;
-        count += change;
-        match found.last_mut() {
-            _ if before < 2 && count >= 2 => found.push(address..address),
-            Some(last) if before >= 2 && count < 2 => last.end = address,
-            _ => {}
+/// Ranges without the pages in which these areas are.
+fn without<'a>(ranges: impl Iterator<Item = &'a Range<u64>>, areas: &[Range<u64>]) -> Vec<Range<u64>> {
+    let page = |address: u64| address / PAGE_BYTES * PAGE_BYTES;
+    let mut pages: Vec<_> =
+        areas.iter().map(|area| page(area.start)..page(area.end - 1) + PAGE_BYTES).collect();
+    pages.sort_by_key(|pages| pages.start);
+    let mut left = Vec::new();
+    for range in ranges {
+        let mut start = range.start;
+        for taken in pages.iter().filter(|taken| taken.start < range.end && range.start < taken.end) {
+            if start < taken.start {
+                left.push(start..taken.start);
+            }
+            start = start.max(taken.end);
+        }
+        if start < range.end {
+            left.push(start..range.end);
         }
     }
-    found
+    left
 }
 
 /// Splits the pages of a process: what is left to CRIU, and where each part of the image goes. `plain` are mappings whose pages
@@ -225,16 +227,12 @@ impl Target for ForCriu<'_> {
 pub struct ForProcess<'a> {
     parts: &'a [Part],
     host_pid: i32,
-    has_begun: AtomicBool,
 }
 
 impl Target for ForProcess<'_> {
-    /// Memory that was written cannot be cleared, as a target that is read into again has to be.
+    /// What another tier has delivered before was verified: this one delivers the same.
     fn set_bytes(&self, _: u64) -> io::Result<()> {
-        match self.has_begun.swap(true, Ordering::Relaxed) {
-            false => Ok(()),
-            true => Err(io::Error::other("the first copy of the snapshot was damaged")),
-        }
+        Ok(())
     }
 
     fn wants(&self, range: Range<u64>) -> bool {
@@ -258,14 +256,6 @@ mod tests {
 
     const PAGE: u64 = 4096;
     const MIB: u64 = 1 << 20;
-
-    #[test]
-    fn addresses_of_several_processes_are_found() {
-        let all = [0..10, 20..30, 5..8, 25..40, 30..35, 50..60, 60..70];
-        assert_eq!(shared(all.iter()), [5..8, 25..30, 30..35]);
-        assert_eq!(shared([0..10, 0..10, 0..10].iter()), [0..10]);
-        assert!(shared([].iter()).is_empty());
-    }
 
     #[test]
     fn each_page_goes_to_one_place() {
@@ -301,6 +291,15 @@ mod tests {
     }
 
     #[test]
+    fn pages_with_an_area_of_the_kernel_are_left_out() {
+        let ranges = [0..4 * PAGE, 8 * PAGE..16 * PAGE];
+        let areas = [9 * PAGE + 100..9 * PAGE + 132, 16 * PAGE - 32..16 * PAGE, PAGE - 8..PAGE + 24];
+        let left = without(ranges.iter(), &areas);
+        assert_eq!(left, [2 * PAGE..4 * PAGE, 8 * PAGE..9 * PAGE, 10 * PAGE..15 * PAGE]);
+        assert_eq!(without(ranges.iter(), &[]), ranges);
+    }
+
+    #[test]
     fn criu_gets_its_part_of_an_image() {
         let dir = tempfile::tempdir().unwrap();
         let staging = Staging::on_disk(&dir.path().join("staging")).unwrap();
@@ -324,9 +323,7 @@ mod tests {
             placing.for_criu(&RelPath::new("images/pages-2.img").unwrap(), &staged, String::new()).is_none()
         );
         let parts = &placing.images[path.as_str()].parts;
-        let process = ForProcess { parts, host_pid: 0, has_begun: AtomicBool::new(false) };
+        let process = ForProcess { parts, host_pid: 0 };
         assert_eq!([0..2, 1..3, 2..5, 5..8].map(|range| process.wants(range)), [false, true, true, false]);
-        process.set_bytes(8).unwrap();
-        process.set_bytes(8).expect_err("what was written cannot be taken back");
     }
 }

@@ -29,14 +29,14 @@ use crate::job::journal::Journal;
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::abandon_after;
 use crate::namespace::stdio::{self, Stdio, check_input, terminal_key};
-use crate::namespace::{self, Activity, Namespace, Network, Tree};
+use crate::namespace::{self, Activity, Namespace, Network};
 use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading, Origin, READING};
 use crate::restore::put_back::{self, PutBack, temporary_names};
 use crate::restore::{limits, queues, resets, unmounted};
 use crate::store::answer::{AnswerWatch, RECORDING};
-use crate::store::tiers::MEMORY;
+use crate::store::tiers::{DISK, MEMORY};
 use crate::sys::deadline::{
     GPU_RELEASE_TIMEOUT, PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
 };
@@ -300,7 +300,7 @@ impl Resumer<'_> {
         let mut is_reported = false;
         loop {
             // If that was the reason of a failure, the next try does without it.
-            let places = tries == 1;
+            let places = tries == 1 && self.is_near(id);
             match self.restore(&manifest, places) {
                 Ok(job) => {
                     let age = SystemTime::UNIX_EPOCH + Duration::from_millis(manifest.taken_unix_ms);
@@ -350,6 +350,13 @@ impl Resumer<'_> {
     /// Not while processes of the failed try still end: they may hold resources that the next try needs.
     fn may_try_again(&self, error: &anyhow::Error, tries: u32) -> bool {
         tries < TRIES && !namespace::is_ending() && !error.is::<BadInput>() && self.may_retry()
+    }
+
+    /// Whether the snapshot is read from memory or the disk. From farther away, all of it is read while CRIU begins.
+    fn is_near(&self, id: &SnapshotId) -> bool {
+        [MEMORY, DISK]
+            .iter()
+            .any(|name| self.store.tier(name).is_ok_and(|tier| tier.store().manifest(id).is_ok()))
     }
 
     fn is_in_memory(&self, id: &SnapshotId) -> bool {
@@ -604,8 +611,7 @@ impl Resumer<'_> {
             // The same, for a job without namespaces that CRIU would restore.
             "pre-restore" if !Privileges::detect().is_root() => check(loading.wait_for_pages()),
             "post-restore" => {
-                let job = Tree { init_pid: namespace.init_pid(), root_pid: tree.root_pid };
-                check(loading.place(job).and_then(|()| loading.wait_for_all()))?;
+                check(loading.place(namespace.init_pid()).and_then(|()| loading.wait_for_all()))?;
                 self.cross_barriers()
             }
             "setup-namespaces" => {

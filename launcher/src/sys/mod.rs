@@ -18,4 +18,5 @@ pub mod progress;
 pub mod runtime_dir;
 pub mod secrets;
 pub mod span;
+pub mod threads;
 pub mod trust;

@@ -214,26 +214,18 @@ impl CopyBuffer {
     }
 
     /// Copies ranges of the memory of a process, at most [`MOST_RANGES`], one after the other to the file, from an offset on.
-    /// The process has to be stopped, or the copy may be of no single moment.
+    /// The process has to be stopped, or the copy may be of no single moment. Pages that it shares with another process since
+    /// one has forked the other become its own: the kernel copies them for it (since Linux 5.19).
     ///
     /// # Errors
     /// When a page cannot be read, this process may not do so, or the file is too short.
     pub fn copy(&self, pid: i32, ranges: &[Range<u64>], offset: u64) -> io::Result<()> {
-        let length = |range: &Range<u64>| usize::try_from(range.end - range.start).map_err(io::Error::other);
-        let remote = ranges
-            .iter()
-            .map(|range| {
-                Ok(libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: length(range)? })
-            })
-            .collect::<io::Result<Vec<_>>>()?;
+        let part = |range: &Range<u64>| {
+            Ok(libc::iovec { iov_base: range.start as *mut libc::c_void, iov_len: length(range)? })
+        };
+        let remote = ranges.iter().map(part).collect::<io::Result<Vec<_>>>()?;
         let bytes: usize = remote.iter().map(|part| part.iov_len).sum();
-        let offset = usize::try_from(offset).map_err(io::Error::other)?;
-        if offset.checked_add(bytes).is_none_or(|end| end > self.map.len()) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        // SAFETY: the offset is in the mapping.
-        let place = unsafe { self.map.as_mut_ptr().add(offset) };
-        let local = libc::iovec { iov_base: place.cast(), iov_len: bytes };
+        let local = libc::iovec { iov_base: self.place(offset, bytes)?.cast(), iov_len: bytes };
         // SAFETY: the kernel writes to the mapping, which lives as long as `self`, and to which nothing refers. The other
         // addresses are those of another process.
         let copied = unsafe {
@@ -246,12 +238,73 @@ impl CopyBuffer {
                 0,
             )
         };
-        match usize::try_from(copied) {
-            Ok(copied) if copied == bytes => Ok(()),
-            Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Err(_) => Err(io::Error::last_os_error()),
+        is_all(copied, bytes)
+    }
+
+    /// As [`Self::copy`], by the file /proc/PID/mem. That is slower, and shared pages stay shared.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_shared(&self, memory: &File, ranges: &[Range<u64>], mut offset: u64) -> io::Result<()> {
+        for range in ranges {
+            let bytes = length(range)?;
+            let place = self.place(offset, bytes)?;
+            let address = libc::off_t::try_from(range.start).map_err(io::Error::other)?;
+            // SAFETY: the kernel writes to the mapping, which lives as long as `self`, and to which nothing refers.
+            is_all(unsafe { libc::pread(memory.as_raw_fd(), place.cast(), bytes, address) }, bytes)?;
+            offset += bytes as u64;
+        }
+        Ok(())
+    }
+
+    /// So many bytes of the mapping.
+    fn place(&self, offset: u64, bytes: usize) -> io::Result<*mut u8> {
+        let offset = usize::try_from(offset).map_err(io::Error::other)?;
+        if offset.checked_add(bytes).is_none_or(|end| end > self.map.len()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: the offset is in the mapping.
+        Ok(unsafe { self.map.as_mut_ptr().add(offset) })
+    }
+}
+
+fn length(range: &Range<u64>) -> io::Result<usize> {
+    usize::try_from(range.end - range.start).map_err(io::Error::other)
+}
+
+/// An error unless a system call has copied so many bytes.
+fn is_all(copied: isize, bytes: usize) -> io::Result<()> {
+    match usize::try_from(copied) {
+        Ok(copied) if copied == bytes => Ok(()),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The addresses at which more than one process has something. The mappings of one process do not overlap.
+#[must_use]
+pub fn shared_addresses<'a>(mappings: impl Iterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
+    let mut ends: Vec<_> = mappings.flat_map(|range| [(range.start, 1_i64), (range.end, -1)]).collect();
+    // At one address, what ends comes first.
+    ends.sort_unstable();
+    let (mut count, mut found) = (0, Vec::<Range<u64>>::new());
+    for (address, change) in ends {
+        let before = count;
+        count += change;
+        match found.last_mut() {
+            _ if before < 2 && count >= 2 => found.push(address..address),
+            Some(last) if before >= 2 && count < 2 => last.end = address,
+            _ => {}
         }
     }
+    found
+}
+
+/// Whether a range overlaps one of these, which are in order.
+#[must_use]
+pub fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
+    let next = ranges.partition_point(|other| other.end <= range.start);
+    ranges.get(next).is_some_and(|other| other.start < range.end)
 }
 
 /// Writes to the memory of another process, each part at its address.
@@ -272,12 +325,7 @@ pub fn write(pid: i32, parts: &[(u64, &[u8])]) -> io::Result<()> {
         // SAFETY: the kernel reads from the slices; the other addresses are those of another process.
         let written =
             unsafe { libc::process_vm_writev(pid, local.as_ptr(), count, remote.as_ptr(), count, 0) };
-        let bytes: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
-        match usize::try_from(written) {
-            Ok(written) if written == bytes => {}
-            Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
-            Err(_) => return Err(io::Error::last_os_error()),
-        }
+        is_all(written, parts.iter().map(|(_, bytes)| bytes.len()).sum())?;
     }
     Ok(())
 }
@@ -353,9 +401,27 @@ mod tests {
         file.read_exact_at(&mut copied, 0).unwrap();
         let firsts: Vec<_> = copied.iter().step_by(PAGE_BYTES as usize).collect();
         assert_eq!(firsts, [&0, &3, &4, &5, &9, &63]);
+        let own_memory = File::open("/proc/self/mem").unwrap();
+        file.write_all_at(&vec![0; 6 * PAGE_BYTES as usize], 0).unwrap();
+        buffer.copy_shared(&own_memory, wanted, PAGE_BYTES).unwrap();
+        let mut again = vec![1_u8; copied.len()];
+        file.read_exact_at(&mut again, 0).unwrap();
+        assert!(again == copied);
+        buffer.copy_shared(&own_memory, wanted, 2 * PAGE_BYTES).expect_err("the file is too short");
         buffer
             .copy(pid, &[memory.pages(3..4), 0..PAGE_BYTES], 0)
             .expect_err("there is no memory at this address");
         buffer.copy(pid, wanted, 2 * PAGE_BYTES).expect_err("the file is too short");
+    }
+
+    #[test]
+    fn addresses_of_several_processes_are_found() {
+        let all = [0..10, 20..30, 5..8, 25..40, 30..35, 50..60, 60..70];
+        let shared = shared_addresses(all.iter());
+        assert_eq!(shared, [5..8, 25..30, 30..35]);
+        assert_eq!(shared_addresses([0..10, 0..10, 0..10].iter()), [0..10]);
+        assert!(shared_addresses([].iter()).is_empty());
+        let found = [0..5, 4..6, 7..9, 8..25, 24..26, 35..50].map(|range| overlaps(&shared, &range));
+        assert_eq!(found, [false, true, true, false, true, false]);
     }
 }

@@ -101,7 +101,9 @@ impl Loading<'_> {
             let mut offset = 0;
             for chunk in &file.chunks {
                 let bytes = chunk.bytes;
-                if chunk.id.is_zeroes() || !one.into.wants(offset..offset + u64::from(bytes)) {
+                if !one.into.wants(offset..offset + u64::from(bytes)) {
+                    // Another target has it.
+                } else if chunk.id.is_zeroes() {
                     (self.progress)(bytes.into());
                 } else {
                     let new = || Wanted { id: chunk.id, bytes, destinations: Vec::new() };

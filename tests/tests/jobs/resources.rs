@@ -178,6 +178,10 @@ fn memory_is_copied_by_ckpt_run_or_by_criu() {
         fs::write(sandbox.path().join("go"), "").unwrap();
         assert_eq!(job.wait(), 0, "{line}: {}\n{}", sandbox.read("log"), job.said());
         assert_eq!(sandbox.read("log"), "started\npass\n", "{line}");
+        let said = job.said();
+        let written = said.lines().find_map(|line| line.split_once(" bytes of memory are written into"));
+        let written = written.and_then(|(before, _)| before.rsplit(' ').next()?.parse::<u64>().ok());
+        assert!(written > Some(10 << 20) && !said.contains("trying once more"), "{line}: {said}");
     }
 }
 

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::mem::size_of;
 use std::ptr::from_mut;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const SYS_IOCTL: c_long = 16;
 const SYS_PREAD64: c_long = 17;
@@ -81,8 +82,11 @@ static READ: Mutex<Option<HashMap<c_int, Option<Interrupted>>>> = Mutex::new(Non
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ptrace(request: c_uint, thread: c_int, address: usize, data: usize) -> c_long {
     match request {
-        // SAFETY: the name is a string.
-        SEIZE => _ = unsafe { syscall(SYS_PRCTL, PR_SET_NAME, COMM.as_ptr()) },
+        SEIZE => {
+            IS_DUMPING.store(true, Ordering::Relaxed);
+            // SAFETY: the name is a string.
+            _ = unsafe { syscall(SYS_PRCTL, PR_SET_NAME, COMM.as_ptr()) };
+        }
         DETACH => give_back(thread),
         _ => {}
     }
@@ -192,6 +196,9 @@ fn number(status: &str, name: &str, radix: u32) -> u64 {
     line.and_then(|line| u64::from_str_radix(line.trim(), radix).ok()).unwrap_or(0)
 }
 
+/// Whether CRIU has stopped a thread of the job. A restore stops some at its end only.
+static IS_DUMPING: AtomicBool = AtomicBool::new(false);
+
 /// Which pages ckpt-run copies itself. It lists them when CRIU has stopped the job.
 static COPIED: Mutex<Option<Copied>> = Mutex::new(None);
 
@@ -203,7 +210,7 @@ static COPIED: Mutex<Option<Copied>> = Mutex::new(None);
 pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -> c_int {
     // SAFETY: as the caller.
     let result = unsafe { syscall(SYS_IOCTL, c_long::from(file), request, argument) } as c_int;
-    if request != PAGEMAP_SCAN || result <= 0 {
+    if request != PAGEMAP_SCAN || result <= 0 || !IS_DUMPING.load(Ordering::Relaxed) {
         return result;
     }
     // SAFETY: the kernel has accepted the arguments, and written so many regions.
@@ -234,7 +241,9 @@ pub unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: usize) -
 pub unsafe extern "C" fn pread64(file: c_int, into: *mut u8, count: usize, offset: i64) -> isize {
     // SAFETY: as the caller.
     let read = unsafe { syscall(SYS_PREAD64, c_long::from(file), into, count, offset) } as isize;
-    if let (Ok(length), Ok(offset)) = (usize::try_from(read), u64::try_from(offset)) {
+    if let (true, Ok(length), Ok(offset)) =
+        (IS_DUMPING.load(Ordering::Relaxed), usize::try_from(read), u64::try_from(offset))
+    {
         with_copied(file, |copied, pid| {
             // SAFETY: the kernel has written so many bytes.
             copied.clear(pid, unsafe { std::slice::from_raw_parts_mut(into, length) }, offset);
@@ -245,14 +254,13 @@ pub unsafe extern "C" fn pread64(file: c_int, into: *mut u8, count: usize, offse
 
 /// Calls `act` with what ckpt-run copies itself and a process, if it copies anything, and `file` is the pagemap of the process.
 fn with_copied<T>(file: c_int, act: impl FnOnce(&Copied, u64) -> T) -> Option<T> {
+    let path = fs::read_link(format!("/proc/self/fd/{file}")).ok()?;
+    let pid = path.parent().filter(|_| path.ends_with("pagemap"))?.file_name()?.to_str()?.parse().ok()?;
     let mut copied = COPIED.lock().ok()?;
     if copied.is_none() {
         *copied = read_list();
     }
-    let copied = copied.as_ref()?;
-    let path = fs::read_link(format!("/proc/self/fd/{file}")).ok()?;
-    let pid = path.parent().filter(|_| path.ends_with("pagemap"))?.file_name()?.to_str()?.parse().ok()?;
-    Some(act(copied, pid))
+    copied.as_ref().map(|copied| act(copied, pid))
 }
 
 /// The list; `None` as long as it is empty.

@@ -126,6 +126,8 @@ mod tests {
             assert_eq!(copied.take_out(7, &found, 9), (left, None));
             assert_eq!(copied.take_out(6, &found, 9), (found, None), "another process");
         }
+        let guard = Region { categories: 1 << 8, ..region(22..24) };
+        assert_eq!(copied.take_out(7, &[guard], 9), (vec![guard], None));
         let (left, cut_at) = copied.take_out(7, &[region(10..70)], 2);
         assert_eq!((left, cut_at), (vec![region(10..20), region(30..40)], Some(60)));
     }

@@ -16,6 +16,9 @@ const PAGE_BYTES: u64 = 4096;
 /// An entry of /proc/PID/pagemap.
 const PAGEMAP_ENTRY_BYTES: u64 = 8;
 
+/// A category of pages, of linux/fs.h.
+const PAGE_IS_GUARD: u64 = 1 << 8;
+
 /// `struct page_region` of linux/fs.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +52,15 @@ impl Copied {
         self.0[first..].iter().take_while(move |(of, _)| *of == pid).map(|(_, range)| range)
     }
 
-    /// Takes the copied pages out of what PAGEMAP_SCAN has found in a process. If more than `most` regions are left, the
+    /// Takes the copied pages out of what PAGEMAP_SCAN has found in a process. Guards (MADV_GUARD_INSTALL) stay. If more than `most` regions are left, the
     /// rest is cut off: returns where it begins.
     pub fn take_out(&self, pid: u64, found: &[Region], most: usize) -> (Vec<Region>, Option<u64>) {
         let mut left = Vec::with_capacity(found.len());
         for region in found {
+            if region.categories & PAGE_IS_GUARD != 0 {
+                left.push(*region);
+                continue;
+            }
             let mut start = region.start;
             for copied in self.behind(pid, region.start).take_while(|copied| copied.start < region.end) {
                 if start < copied.start {
