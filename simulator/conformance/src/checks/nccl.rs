@@ -804,7 +804,8 @@ fn fate(comm: Comm, stream: CUstream) -> Result<String> {
     } else {
         "still waiting after 3 s".to_owned()
     };
-    nccl_ok!(ncclCommAbort(comm));
+    // Memory of a peer that has ended may be gone from below the work: the context has failed then, and NCCL says so.
+    let _ = nc!(ncclCommAbort(comm));
     Ok(end)
 }
 
