@@ -103,6 +103,8 @@ def child_side():
 
 inherited[SIZE // 2 :] = random.Random(9).randbytes(SIZE // 2)
 pid = child(child_side)
+# At addresses that the child does not have.
+own = filled(12, size=4 * SIZE)
 ticks = 0
 
 
@@ -126,6 +128,7 @@ for page in range(SIZE // PAGE):
     expected = page % 251 + 1 if page % 3 == 0 else 0
     equal(holes[page * PAGE], expected, f"page {page} of memory with holes")
 equal(zeros[:] == bytes(len(zeros)), True, "zeros")
+verify(own, 12, "memory of one process alone")
 verify(common, 10, "memory that a forked process has, too")
 if has_guard:
     toucher = os.fork()

@@ -191,7 +191,7 @@ impl Copies {
         let is_doubtful = match self {
             Self::None => false,
             Self::Before(_) => true,
-            Self::Paused(_) => HostMemory::is_off(),
+            Self::Paused(copied) => copied.is_doubtful(),
         };
         if is_doubtful {
             self.discard(staging);
@@ -543,7 +543,9 @@ impl Attempt<'_> {
             copies.give_up();
             return Ok(());
         }
-        let copied = copies.copy(self.tree(), stages.deadline);
+        // CRIU needs the rest of the time.
+        let left = stages.deadline.saturating_duration_since(Instant::now());
+        let copied = copies.copy(self.tree(), Instant::now() + left / 2);
         self.hit("copied", stages.criu_pid)
             .and_then(|()| library::leave_out(list, &copied))
             .map_err(|error| format!("the job's memory cannot be copied: {error}"))

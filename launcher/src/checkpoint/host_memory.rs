@@ -4,7 +4,7 @@
 //! ```text
 //!   the job runs:    memory for the copies is allocated
 //!   it is paused:    its pages are copied (CRIU waits) ──► the library in CRIU leaves them out
-//!   after the dump:  the pages are added to CRIU's pagemaps; the store reads one image of pages per process
+//!   CRIU is done:    the pages are added to its pagemaps, and the job goes on; the store reads one image of pages per process
 //! ```
 //!
 //! Only private memory without a file, in mappings of at least [`LEAST_BYTES`], is copied, and only if all of a process can be
@@ -55,24 +55,18 @@ pub(super) struct HostMemory {
 struct Copied {
     /// Its file, in the directory.
     name: String,
-    /// `None` once the copy is complete.
-    buffer: Option<Buffer>,
+    /// Where it is copied to; `None` once the copy is complete.
+    buffer: Option<CopyBuffer>,
     /// The addresses of its pages, which are in this order in the file.
     pages: Vec<Range<u64>>,
-}
-
-/// Where a process is copied to.
-struct Buffer {
-    file: File,
-    mapped: CopyBuffer,
 }
 
 /// What is copied of a process.
 struct Wanted {
     host_pid: i32,
     pid: i32,
-    /// /proc/PID/mem.
-    memory: File,
+    /// /proc/PID/mem, if anything is read from it.
+    memory: Option<File>,
     mappings: Vec<Mapping>,
 }
 
@@ -137,6 +131,8 @@ impl HostMemory {
     /// Copies the memory of the job, which is paused. Returns what was copied until the deadline.
     pub(super) fn copy(&mut self, tree: Tree, deadline: Instant) -> Vec<CopiedPages> {
         let begun = Instant::now();
+        // Those of a try that has failed.
+        self.copies.values_mut().for_each(|copied| copied.pages.clear());
         let mut all = Wanted::of_all(tree);
         // A process that is new, or has grown.
         all.retain(|wanted| self.make_room(wanted.pid, wanted.bytes()).is_ok());
@@ -146,9 +142,10 @@ impl HostMemory {
             if failed.lock().contains(&step.of.pid) {
                 return;
             }
-            let copied = match (Instant::now() < deadline, step.is_shared) {
-                (true, false) => step.buffer.copy(step.of.host_pid, &step.pages, step.offset),
-                (true, true) => step.buffer.copy_shared(&step.of.memory, &step.pages, step.offset),
+            let memory = step.of.memory.as_ref().filter(|_| step.is_shared);
+            let copied = match (Instant::now() < deadline, memory) {
+                (true, None) => step.buffer.copy(step.of.host_pid, &step.pages, step.offset),
+                (true, Some(memory)) => step.buffer.copy_shared(memory, &step.pages, step.offset),
                 (false, _) => Err(io::ErrorKind::TimedOut.into()),
             };
             if let Err(error) = copied
@@ -188,10 +185,7 @@ impl HostMemory {
     /// Makes sure that so much of a process can be copied.
     fn make_room(&mut self, pid: i32, bytes: u64) -> io::Result<()> {
         match self.copies.get_mut(&pid) {
-            Some(copied) => {
-                copied.pages.clear();
-                copied.grow(bytes)
-            }
+            Some(copied) => copied.grow(&self.dir, bytes),
             None => {
                 self.copies.insert(pid, Copied::new(&self.dir, pid, bytes)?);
                 Ok(())
@@ -201,13 +195,13 @@ impl HostMemory {
 
     fn steps<'a>(&'a self, wanted: &'a Wanted) -> Vec<Step<'a>> {
         let buffer = self.copies.get(&wanted.pid).and_then(|copied| copied.buffer.as_ref());
-        let Some(Buffer { mapped, .. }) = buffer else { return Vec::new() };
+        let Some(buffer) = buffer else { return Vec::new() };
         let mut offset = 0;
         let mut steps = Vec::new();
         for Mapping { is_shared, pages, .. } in &wanted.mappings {
             for pages in steps_of(pages) {
                 let bytes = bytes(&pages);
-                steps.push(Step { of: wanted, buffer: mapped, is_shared: *is_shared, pages, offset });
+                steps.push(Step { of: wanted, buffer, is_shared: *is_shared, pages, offset });
                 offset += bytes;
             }
         }
@@ -246,15 +240,19 @@ impl HostMemory {
     }
 
     /// Whether nothing is copied any more.
-    pub(super) fn is_off() -> bool {
+    fn is_off() -> bool {
         IS_OFF.load(Ordering::Relaxed)
     }
 
-    /// Deletes what was copied, since this CRIU cannot leave it out. Nothing is copied from then on.
+    /// Deletes what was to be copied, since this CRIU cannot leave it out. Nothing is copied from then on.
     pub(super) fn give_up(&mut self) {
         IS_OFF.store(true, Ordering::Relaxed);
-        self.copies.values_mut().for_each(|copied| copied.pages.clear());
         self.free_unused();
+    }
+
+    /// Whether CRIU has copied what was copied here.
+    pub(super) fn is_doubtful(&self) -> bool {
+        Self::is_off() && !self.copies.is_empty()
     }
 
     /// Deletes what was copied.
@@ -274,26 +272,25 @@ impl Copied {
     /// Room for so much of a process.
     fn new(dir: &StagedDir, pid: i32, bytes: u64) -> io::Result<Self> {
         let name = pid.to_string();
-        let file = dir.create_with(&name, bytes)?;
-        let mapped = CopyBuffer::new(&file, bytes)?;
-        Ok(Self { name, buffer: Some(Buffer { file, mapped }), pages: Vec::new() })
+        let buffer = Some(CopyBuffer::new(&dir.resize(&name, bytes)?, bytes)?);
+        Ok(Self { name, buffer, pages: Vec::new() })
     }
 
     /// Room for so much at least. What was allocated stays.
-    fn grow(&mut self, bytes: u64) -> io::Result<()> {
-        if let Some(buffer) = self.buffer.as_mut().filter(|buffer| buffer.mapped.bytes() < bytes) {
-            buffer.file.set_len(bytes)?;
-            buffer.mapped = CopyBuffer::new(&buffer.file, bytes)?;
+    fn grow(&mut self, dir: &StagedDir, bytes: u64) -> io::Result<()> {
+        let buffer = self.buffer.as_mut().ok_or(io::ErrorKind::InvalidInput)?;
+        if buffer.bytes() < bytes {
+            *buffer = CopyBuffer::new(&dir.resize(&self.name, bytes)?, bytes)?;
         }
         Ok(())
     }
 
     /// The parts of its buffer that are allocated at once.
     fn parts(&self) -> impl Iterator<Item = (&CopyBuffer, Range<u64>)> {
-        self.buffer.iter().flat_map(|Buffer { mapped, .. }| {
-            let end = mapped.bytes();
+        self.buffer.iter().flat_map(|buffer| {
+            let end = buffer.bytes();
             let starts = (0..end).step_by(ALLOCATION_BYTES as usize);
-            starts.map(move |start| (mapped, start..end.min(start + ALLOCATION_BYTES)))
+            starts.map(move |start| (buffer, start..end.min(start + ALLOCATION_BYTES)))
         })
     }
 }
@@ -323,7 +320,9 @@ impl Wanted {
             let pages = table.present(range.clone())?;
             mappings.push(Mapping { is_shared: overlaps(shared, &range), range, pages });
         }
-        Ok(Self { host_pid, pid, memory: File::open(format!("/proc/{host_pid}/mem"))?, mappings })
+        let memory = mappings.iter().any(|mapping| mapping.is_shared);
+        let memory = memory.then(|| File::open(format!("/proc/{host_pid}/mem"))).transpose()?;
+        Ok(Self { host_pid, pid, memory, mappings })
     }
 
     fn bytes(&self) -> u64 {

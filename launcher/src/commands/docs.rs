@@ -69,7 +69,10 @@ fn without_link(label: &str, target: &str) -> String {
         Some(_) => format!("{label} (`ckpt-run docs {name}`)"),
         // A part of the same page.
         None if file.is_empty() => label.to_owned(),
-        None => format!("{label} ({} in the source code)", file.trim_start_matches("../")),
+        None => match file.strip_prefix("../") {
+            Some(file) => format!("{label} ({file} in the source code)"),
+            None => format!("{label} (docs/{file} in the source code)"),
+        },
     }
 }
 
@@ -124,7 +127,7 @@ mod tests {
         let shown = readable(
             "See [the limits](limits.md#x), [this](#y), [a](measurements.md) and [b](https://c.d/).",
         );
-        let expected = "See the limits (`ckpt-run docs limits`), this, a (measurements.md in the source code) and [b](https://c.d/).";
+        let expected = "See the limits (`ckpt-run docs limits`), this, a (docs/measurements.md in the source code) and [b](https://c.d/).";
         assert_eq!(shown, expected);
         assert!(docs(Some("nosuchpage")).is_err());
     }

@@ -16,6 +16,7 @@ use std::fs::{File, Permissions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 const PREFIX: &str = "/dev/shm/";
@@ -52,9 +53,13 @@ pub fn save<'a>(
     };
     let all: Vec<_> = paths.into_iter().enumerate().collect();
     let saved = Mutex::new(BTreeMap::new());
+    let has_failed = AtomicBool::new(false);
     on_all_cores(&all, |(number, path)| {
-        let result = one(path, &number.to_string());
-        saved.lock().insert(*number, result);
+        if !has_failed.load(Ordering::Relaxed) {
+            let result = one(path, &number.to_string());
+            has_failed.fetch_or(result.is_err(), Ordering::Relaxed);
+            saved.lock().insert(*number, result);
+        }
     });
     saved.into_inner().into_values().collect()
 }

@@ -280,12 +280,12 @@ impl StagedDir {
         Ok(File::from(retry_on_intr(|| rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR))?))
     }
 
-    /// Creates the file `name` with this length for reading and writing. Its pages have no memory yet.
+    /// The file `name` with this length, for reading and writing. It is created if there is none; new pages have no memory yet.
     ///
     /// # Errors
     /// When it cannot be created.
-    pub fn create_with(&self, name: &str, bytes: u64) -> io::Result<File> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    pub fn resize(&self, name: &str, bytes: u64) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let open = || rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR);
         let file = File::from(retry_on_intr(open)?);
         file.set_len(bytes)?;

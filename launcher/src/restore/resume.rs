@@ -300,7 +300,7 @@ impl Resumer<'_> {
         let mut is_reported = false;
         loop {
             // If that was the reason of a failure, the next try does without it.
-            let places = tries == 1 && self.is_near(id);
+            let places = tries == 1 && self.answers.during(READING, || self.is_near(id));
             match self.restore(&manifest, places) {
                 Ok(job) => {
                     let age = SystemTime::UNIX_EPOCH + Duration::from_millis(manifest.taken_unix_ms);
