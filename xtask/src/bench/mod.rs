@@ -2,7 +2,7 @@
 //!
 //! `host`: a process of a given size under ckpt-run. The same process is dumped by ckpt-run and by CRIU alone, into
 //! the same kind of tmpfs, in turns; it is restored by ckpt-run and by CRIU alone, from the same files. How long it
-//! stood still is measured by the process itself. Also, the same memory in one process and in eight, and checkpoints after a
+//! was paused is measured by the process itself. Also, the same memory in one process and in eight, and checkpoints after a
 //! twentieth of the memory has changed. Rounds are added until
 //! the middle half of their ratios is close together.
 //!

@@ -1,5 +1,5 @@
-//! Pages that ckpt-run copies itself: CRIU, which asks the kernel which pages a process has, is told that these are not
-//! there. So CRIU saves the mappings, and not what is in them.
+//! Pages that ckpt-run copies itself. CRIU asks the kernel which pages a process has; the answer leaves these out. So CRIU
+//! saves the mappings, and not what is in them.
 //!
 //! ckpt-run lists them in a file without a name ([`LIST_NAME`]), which CRIU inherits. It is part of `entry.rs`, and of
 //! ckpt-run's unit tests.
