@@ -69,10 +69,10 @@ fn without_link(label: &str, target: &str) -> String {
         Some(_) => format!("{label} (`ckpt-run docs {name}`)"),
         // A part of the same page.
         None if file.is_empty() => label.to_owned(),
-        None => match file.strip_prefix("../") {
-            Some(file) => format!("{label} ({file} in the source code)"),
-            None => format!("{label} (docs/{file} in the source code)"),
-        },
+        None => {
+            let path = file.strip_prefix("../").map_or_else(|| format!("docs/{file}"), str::to_owned);
+            format!("{label} ({path} in the source code)")
+        }
     }
 }
 

@@ -591,12 +591,14 @@ impl Ledger {
 
     fn close(mut self, live: Live) -> Option<Times> {
         match self.phase {
-            // The launcher that runs is not the session's.
-            Phase::Running if live.is_running && self.next_waits_ms.is_some() => {
-                self.killed(live.alive_unix_ms, self.next_waits_ms.unwrap_or(live.now_unix_ms));
-                self.advance(Class::Away, live.now_unix_ms);
-            }
-            Phase::Running if live.is_running => self.count_session(live.now_unix_ms, None, None),
+            Phase::Running if live.is_running => match self.next_waits_ms {
+                None => self.count_session(live.now_unix_ms, None, None),
+                // The launcher that runs is not the session's.
+                Some(waits_ms) => {
+                    self.killed(live.alive_unix_ms, waits_ms);
+                    self.advance(Class::Away, live.now_unix_ms);
+                }
+            },
             Phase::Running => self.killed(live.alive_unix_ms, live.now_unix_ms),
             Phase::Starting | Phase::Waiting if live.is_running => {
                 self.advance(self.idle_class(), live.now_unix_ms);

@@ -52,8 +52,8 @@ impl Copied {
         self.0[first..].iter().take_while(move |(of, _)| *of == pid).map(|(_, range)| range)
     }
 
-    /// Takes the copied pages out of what PAGEMAP_SCAN has found in a process. Guards (MADV_GUARD_INSTALL) stay. If more than `most` regions are left, the
-    /// rest is cut off: returns where it begins.
+    /// Takes the copied pages out of what PAGEMAP_SCAN has found in a process. Guards (MADV_GUARD_INSTALL) stay. If more than
+    /// `most` regions are left, the rest is cut off: returns where it begins.
     pub fn take_out(&self, pid: u64, found: &[Region], most: usize) -> (Vec<Region>, Option<u64>) {
         let mut left = Vec::with_capacity(found.len());
         for region in found {
