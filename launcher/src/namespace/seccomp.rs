@@ -7,6 +7,10 @@
 //!   continues after a dump, would be killed by SIGILL. oneDNN falls back to AVX-512.
 //!
 //! CRIU saves and restores the filter with each process.
+//!
+//! Before Linux 5.16, a process with a filter also gets mitigations of speculative execution (SSBD, STIBP), which make it slower,
+//! unless the filter is set with SECCOMP_FILTER_FLAG_SPEC_ALLOW. This filter is no sandbox, so it is. CRIU restores filters
+//! without that flag.
 
 use std::io;
 
@@ -18,6 +22,8 @@ const ARCH_PRCTL: u32 = libc::SYS_arch_prctl as u32;
 const ARCH_REQ_XCOMP_PERM: u32 = 0x1023;
 /// Set in x32 system call numbers.
 const X32_BIT: u32 = 0x4000_0000;
+/// The mitigations of speculative execution stay as they are (Linux 4.17).
+const FLAGS: libc::c_ulong = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
 /// Offset of the lower half of the first argument in `struct seccomp_data` (bytes).
 const FIRST_ARGUMENT: u32 = 16;
 
@@ -41,7 +47,7 @@ pub(super) fn deny_unsavable_features() -> io::Result<()> {
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let install = || {
         // SAFETY: `filter` points to `program`, both live across the call; the kernel copies the program.
-        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter) }
+        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, FLAGS, &raw const filter) }
     };
     if install() == 0 {
         return Ok(());
