@@ -1,5 +1,6 @@
-//! The manifest object of a packed snapshot: the manifest as JSON, then the chunks of each data file as a table of
-//! fixed-size rows. docs/format.md specifies the bytes.
+//! Objects with a checksum, which are encrypted if there is a key: manifests, and copies of the journal. The manifest of a
+//! packed snapshot is JSON, followed by the chunks of each data file as a table of fixed-size rows. docs/format.md specifies
+//! the bytes.
 
 use crate::chunk::{CHUNK_BYTES, Chunk, ChunkId};
 use crate::codec::Codec;
@@ -14,7 +15,10 @@ pub const MANIFEST_MAX_BYTES: u64 = 1 << 30;
 /// Longer JSON is not read (bytes): parsing takes a multiple of its length in memory.
 const JSON_MAX_BYTES: usize = 64 << 20;
 
-const MAGIC: &[u8; 8] = b"CKPTSNAP";
+/// What an object begins with.
+pub type Magic = [u8; 8];
+
+const MANIFEST: &Magic = b"CKPTSNAP";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 32;
 const CHECKSUM_BYTES: usize = 32;
@@ -60,9 +64,20 @@ pub fn encode(manifest: &Manifest, codec: &Codec) -> io::Result<Vec<u8>> {
             body.extend_from_slice(&chunk.bytes.to_le_bytes());
         }
     }
-    let body = codec.seal(&manifest.id.to_string(), body);
+    let out = seal(MANIFEST, &manifest.id.to_string(), body, codec);
+    at_most("text and tables", out.len(), MANIFEST_MAX_BYTES)?;
+    Ok(out)
+}
+
+/// The object with this content. With a key, `context` is authenticated with it.
+///
+/// # Panics
+/// If the system has no random numbers.
+#[must_use]
+pub fn seal(magic: &Magic, context: &str, content: Vec<u8>, codec: &Codec) -> Vec<u8> {
+    let body = codec.seal(context, content);
     let mut out = Vec::with_capacity(HEADER_BYTES + body.len() + CHECKSUM_BYTES);
-    out.extend_from_slice(MAGIC);
+    out.extend_from_slice(magic);
     out.extend_from_slice(&VERSION.to_le_bytes());
     out.extend_from_slice(&0_u32.to_le_bytes());
     out.extend_from_slice(&codec.key_number().to_le_bytes());
@@ -70,8 +85,7 @@ pub fn encode(manifest: &Manifest, codec: &Codec) -> io::Result<Vec<u8>> {
     out.extend_from_slice(&body);
     let checksum = codec.checksum(&out);
     out.extend_from_slice(&checksum);
-    at_most("text and tables", out.len(), MANIFEST_MAX_BYTES)?;
-    Ok(out)
+    out
 }
 
 /// Decodes the manifest object of the snapshot `id`. Allocates at most a small multiple of the length of `bytes`.
@@ -84,16 +98,20 @@ pub fn decode(id: &SnapshotId, bytes: &[u8], codec: &Codec) -> Result<Manifest, 
         FormatError::Key(reason) => ReadError::Key { what: format!("the snapshot {id}"), reason },
         other => damaged(id, Damage::Manifest(other.to_string())),
     };
-    let body = open(id, bytes, codec).map_err(wrong)?;
+    let body = open(MANIFEST, &id.to_string(), bytes, codec).map_err(wrong)?;
     let (json, table) = split(&body).map_err(wrong)?;
     let mut manifest = Manifest::from_body(id, json)?;
     fill_in(&mut manifest, table).map_err(wrong)?;
     Ok(manifest)
 }
 
-fn open(id: &SnapshotId, bytes: &[u8], codec: &Codec) -> Result<Vec<u8>, FormatError> {
-    if bytes.len() < HEADER_BYTES + CHECKSUM_BYTES || &bytes[..8] != MAGIC {
-        return Err(FormatError::Invalid("it is not a manifest"));
+/// The content of an object of [`seal`] with the same magic and context.
+///
+/// # Errors
+/// If the object was altered, or is of a newer version, another key or another kind.
+pub fn open(magic: &Magic, context: &str, bytes: &[u8], codec: &Codec) -> Result<Vec<u8>, FormatError> {
+    if bytes.len() < HEADER_BYTES + CHECKSUM_BYTES || &bytes[..8] != magic {
+        return Err(FormatError::Invalid("it is an object of another kind"));
     }
     let (record, checksum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
     let version = u32_at(record, 8);
@@ -108,7 +126,7 @@ fn open(id: &SnapshotId, bytes: &[u8], codec: &Codec) -> Result<Vec<u8>, FormatE
     if version == 0 || u32_at(record, 12) != 0 || u64_at(record, 24) != body.len() as u64 {
         return Err(FormatError::Invalid("its length is not the one in its header"));
     }
-    codec.unseal(&id.to_string(), body.to_vec())
+    codec.unseal(context, body.to_vec())
 }
 
 fn split(body: &[u8]) -> Result<(&str, &[u8]), FormatError> {

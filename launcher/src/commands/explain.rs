@@ -7,6 +7,7 @@ use crate::cli::config::Config;
 use crate::files::inventory::Inventory;
 use crate::job::journal::{Entry, EventKind, Journal};
 use crate::job::resume_point;
+use crate::persist::journal_copies;
 use crate::store::root::Root;
 use crate::store::tiers;
 use anyhow::{Context, Result};
@@ -62,7 +63,7 @@ pub fn explain(config: &Config, named: Option<&str>, all: bool, json: bool) -> R
 }
 
 fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
-    let entries = Journal::of(job).entries().with_context(|| {
+    let entries = journal_copies::of_all_machines(&config.store, job).with_context(|| {
         format!(
             "cannot read the journal of the job {}: {}",
             job.key(),

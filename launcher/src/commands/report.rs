@@ -8,6 +8,7 @@ use super::print;
 use crate::cli::config::Config;
 use crate::job::status::unix_ms;
 use crate::job::times::{self, Class, Times, Totals};
+use crate::persist::journal_copies;
 use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow};
 use memory::Memory;
@@ -46,9 +47,10 @@ pub fn report(config: &Config, named: Option<&str>, json: bool, to: Option<&Path
     let job = one_job(config, named)?;
     let is_running = job.is_locked();
     let read_unix_ms = unix_ms(SystemTime::now());
-    let times = times::of_job(&job, is_running)
-        .with_context(|| format!("cannot read the journal of the job {}", job.key()))?
-        .ok_or_else(|| bad_input(anyhow!("nothing is recorded of the job {} on this machine", job.key())))?;
+    let entries = journal_copies::of_all_machines(&config.store, &job)
+        .with_context(|| format!("cannot read the journal of the job {}", job.key()))?;
+    let times = times::of_entries(&job, is_running, &entries)
+        .ok_or_else(|| bad_input(anyhow!("nothing is recorded of the job {}", job.key())))?;
     let report = Report {
         version: SCHEMA_VERSION,
         job: job.key().to_string(),

@@ -21,7 +21,7 @@ use std::io;
 use std::sync::Arc;
 
 /// Folders of the objects of a job, in the order in which they are deleted: a snapshot exists as long as its manifest.
-const FOLDERS: [&str; 5] = ["manifests", "packs", "pins", "nodes", "tombstones"];
+const FOLDERS: [&str; 6] = ["manifests", "packs", "pins", "nodes", "journals", "tombstones"];
 /// What stays in the job's directory: the lock, and the last of the job's records and of its marks, which are emptied. Their
 /// numbers stay taken: a launcher that has stood still would write one of them, and take it for its own; and to others,
 /// lower numbers would be an older state of the job.

@@ -7,7 +7,7 @@ use ckpt_snapshot::{JobDir, SnapshotId, open_regular, read_regular, write_atomic
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -154,6 +154,25 @@ impl Entry {
         }
     }
 
+    /// Entries as lines of text.
+    ///
+    /// # Panics
+    /// Never: an entry has a JSON form.
+    #[must_use]
+    pub fn lines(entries: &[Self]) -> Vec<u8> {
+        let mut lines = Vec::new();
+        for entry in entries {
+            serde_json::to_writer(&mut lines, entry).expect("an entry has a JSON form");
+            lines.push(b'\n');
+        }
+        lines
+    }
+
+    /// The entries in lines of text. Those that are damaged are left out.
+    pub fn in_lines(lines: &[u8]) -> impl Iterator<Item = Self> {
+        lines.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok())
+    }
+
     /// Adds what was measured.
     #[must_use]
     pub fn measured(self, measured: Measured) -> Self {
@@ -176,10 +195,15 @@ impl Entry {
 /// Where entries are kept. The job's lock has to be held to write any.
 pub struct Journal {
     path: PathBuf,
-    /// Whether a failed write was reported.
-    is_failure_reported: Mutex<bool>,
+    writing: Mutex<Writing>,
     /// Who else gets the entries.
-    listener: Mutex<Option<Sender<Entry>>>,
+    listeners: Mutex<Vec<Sender<Entry>>>,
+}
+
+/// Held while the file is written.
+#[derive(Default)]
+struct Writing {
+    is_failure_reported: bool,
 }
 
 impl Journal {
@@ -190,29 +214,47 @@ impl Journal {
     }
 
     fn at(path: PathBuf) -> Self {
-        Self { path, is_failure_reported: Mutex::new(false), listener: Mutex::new(None) }
+        Self { path, writing: Mutex::default(), listeners: Mutex::default() }
     }
 
-    /// From now on, new entries are sent to `listener` too; `None` ends that.
-    pub fn set_listener(&self, listener: Option<Sender<Entry>>) {
-        *self.listener.lock() = listener;
+    /// From now on, new entries are sent to `listener` too, until [`Self::end_listening`].
+    pub fn listen(&self, listener: Sender<Entry>) {
+        self.listeners.lock().push(listener);
+    }
+
+    /// No listener gets any more entries.
+    pub fn end_listening(&self) {
+        self.listeners.lock().clear();
     }
 
     /// Adds an entry. A failed write is reported once, and has no other effect.
     pub fn add(&self, entry: &Entry) {
-        if let Some(listener) = &*self.listener.lock() {
-            let _ = listener.send(entry.clone());
-        }
-        let mut is_reported = self.is_failure_reported.lock();
+        let mut writing = self.writing.lock();
         if let Err(error) = append(&self.path, entry)
-            && !*is_reported
+            && !writing.is_failure_reported
         {
             tracing::warn!(
                 "{} cannot be written, so `ckpt-run explain` and `report` cannot report on this run: {error}",
                 self.path.display()
             );
-            *is_reported = true;
+            writing.is_failure_reported = true;
         }
+        drop(writing);
+        self.listeners.lock().retain(|listener| listener.send(entry.clone()).is_ok());
+    }
+
+    /// Adds entries of other machines.
+    ///
+    /// # Errors
+    /// When the journal cannot be read or written.
+    pub fn add_others(&self, others: Vec<Entry>) -> io::Result<()> {
+        let _writing = self.writing.lock();
+        let here = self.entries()?;
+        let (merged, had) = (with_others(here.clone(), others, Some(std::process::id())), here.len());
+        if merged.len() == had {
+            return Ok(());
+        }
+        write_atomically(&self.path, &Entry::lines(&merged))
     }
 
     /// Says for what the start or resume waits, and adds that: `what` begins with "waiting".
@@ -238,10 +280,7 @@ impl Journal {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             other => other?,
         };
-        Ok(content
-            .split(|&byte| byte == b'\n')
-            .filter_map(|line| serde_json::from_slice(line).ok())
-            .collect())
+        Ok(Entry::in_lines(&content).collect())
     }
 
     /// The newest entry that says whether the job runs, or how it ended.
@@ -263,6 +302,24 @@ impl Journal {
         };
         of(EventKind::InMemory).difference(&of(EventKind::Saved)).last().cloned()
     }
+}
+
+/// The entries of this machine and those of others, by time. What the launcher with this PID has added, if there is one, comes
+/// last, whatever the clocks of the machines say.
+#[must_use]
+pub fn with_others(mut here: Vec<Entry>, others: Vec<Entry>, launcher_pid: Option<u32>) -> Vec<Entry> {
+    let is_own =
+        |entry: &Entry| entry.kind == EventKind::LauncherStarted && Some(entry.launcher_pid) == launcher_pid;
+    let own = here.split_off(here.iter().rposition(is_own).unwrap_or(here.len()));
+    let mut known: HashSet<(u64, String)> =
+        here.iter().chain(&own).map(|entry| (entry.unix_ms, entry.what.clone())).collect();
+    let (mut all, had) = (here, known.len());
+    all.extend(others.into_iter().filter(|entry| known.insert((entry.unix_ms, entry.what.clone()))));
+    if known.len() > had {
+        all.sort_by_key(|entry| entry.unix_ms);
+    }
+    all.extend(own);
+    all
 }
 
 fn append(path: &Path, entry: &Entry) -> io::Result<()> {
@@ -326,6 +383,35 @@ mod tests {
         add(EventKind::InMemory, 3);
         add(EventKind::Saved, 3);
         assert_eq!(journal.newest_in_memory_only(), Some(id(2)));
+    }
+
+    #[test]
+    fn entries_of_other_machines_come_before_those_of_this_launcher() {
+        let entry = |unix_ms, kind, launcher_pid, what: &str| Entry {
+            unix_ms,
+            launcher_pid,
+            ..Entry::new(kind, what)
+        };
+        let old = entry(10, EventKind::LauncherStarted, 7, "old");
+        let own =
+            [entry(90, EventKind::LauncherStarted, 1, "own"), entry(91, EventKind::Resumed, 1, "resumed")];
+        let others = [entry(5, EventKind::Started, 1, "a"), entry(95, EventKind::Saved, 1, "late clock")];
+        let here = [std::slice::from_ref(&old), &own[..]].concat();
+        let all = [&others[..1], &[old], &others[1..], &own].concat();
+        assert_eq!(with_others(here.clone(), others.to_vec(), Some(1)), all);
+        assert_eq!(with_others(all.clone(), others.to_vec(), Some(1)), all, "again");
+        let by_time = with_others(here, others.to_vec(), None);
+        assert!(by_time.is_sorted_by_key(|entry| entry.unix_ms) && by_time.len() == 5);
+
+        let dir = tempfile::tempdir().unwrap();
+        let journal = journal(dir.path());
+        let first = Entry::new(EventKind::LauncherStarted, "first");
+        journal.add(&first);
+        journal.add_others(others.to_vec()).unwrap();
+        journal.add_others(others.to_vec()).unwrap();
+        let last = Entry::new(EventKind::Started, "last");
+        journal.add(&last);
+        assert_eq!(journal.entries().unwrap(), [&others[..], &[first, last]].concat());
     }
 
     #[test]

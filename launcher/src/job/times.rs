@@ -14,6 +14,7 @@
 use super::alive;
 use super::journal::{Entry, EventKind, Journal};
 use super::status::unix_ms;
+use crate::sys::host;
 use ckpt_protocol::control::StallPhases;
 use ckpt_snapshot::JobDir;
 use serde::Serialize;
@@ -70,6 +71,8 @@ pub struct Live {
     pub is_running: bool,
     /// Until when the job is known to have run, milliseconds since 1970 UTC.
     pub alive_unix_ms: Option<u64>,
+    /// Whether the newest launcher may run on another machine: what it has not written is not known.
+    pub is_elsewhere: bool,
 }
 
 /// A stretch of time of one class.
@@ -286,14 +289,27 @@ impl Times {
     }
 }
 
-/// The times of a job in the store.
+/// The times of a job in the store, as far as its journal here says.
 ///
 /// # Errors
 /// When its journal cannot be read.
 pub fn of_job(job: &JobDir, is_running: bool) -> io::Result<Option<Times>> {
-    let entries = Journal::of(job).entries()?;
-    let alive_unix_ms = alive::last_beat(job).map(unix_ms);
-    Ok(times(&entries, Live { now_unix_ms: unix_ms(SystemTime::now()), is_running, alive_unix_ms }))
+    Ok(of_entries(job, is_running, &Journal::of(job).entries()?))
+}
+
+/// The times of a job with these entries.
+#[must_use]
+pub fn of_entries(job: &JobDir, is_running: bool, entries: &[Entry]) -> Option<Times> {
+    let mut launchers = entries.iter().rev().filter(|entry| entry.kind == EventKind::LauncherStarted);
+    let newest = launchers.find_map(|entry| entry.measured.host.as_ref());
+    let is_here = newest.is_none_or(|host| *host == host::facts().hostname);
+    let live = Live {
+        now_unix_ms: unix_ms(SystemTime::now()),
+        is_running,
+        alive_unix_ms: alive::last_beat(job).filter(|_| is_here).map(unix_ms),
+        is_elsewhere: !is_running && !is_here,
+    };
+    times(entries, live)
 }
 
 /// The times of the newest run of a job; `None` if the journal has no start of it.
@@ -599,6 +615,7 @@ impl Ledger {
                     self.advance(Class::Away, live.now_unix_ms);
                 }
             },
+            Phase::Running if live.is_elsewhere => self.count_session(self.written_ms, None, None),
             Phase::Running => self.killed(live.alive_unix_ms, live.now_unix_ms),
             Phase::Starting | Phase::Waiting if live.is_running => {
                 self.advance(self.idle_class(), live.now_unix_ms);
@@ -669,7 +686,7 @@ mod tests {
     }
 
     fn running(now_unix_ms: u64) -> Live {
-        Live { now_unix_ms, is_running: true, alive_unix_ms: None }
+        Live { now_unix_ms, is_running: true, ..Live::default() }
     }
 
     /// Productive, stall, redone, restart, waiting, hang, away.
@@ -762,7 +779,7 @@ mod tests {
 
     #[test]
     fn time_after_the_last_launcher_does_not_count() {
-        let dead = Live { now_unix_ms: 999_000, is_running: false, alive_unix_ms: Some(4500) };
+        let dead = Live { now_unix_ms: 999_000, alive_unix_ms: Some(4500), ..Live::default() };
         let times = times(&first(), dead).unwrap();
         assert_eq!((classes(&times), times.ended_unix_ms), ([3300, 100, 0, 100, 0, 0, 0], 4500));
         assert_eq!((times.unsaved_ms, times.sessions[0].ending), (1500, Some(SessionEnding::Killed)));
@@ -772,7 +789,7 @@ mod tests {
     #[test]
     fn work_that_a_resume_does_again() {
         let mut entries = first();
-        let dead = |alive_ms| Live { now_unix_ms: 999_000, is_running: false, alive_unix_ms: Some(alive_ms) };
+        let dead = |alive_ms| Live { now_unix_ms: 999_000, alive_unix_ms: Some(alive_ms), ..Live::default() };
         assert_eq!(times(&entries, dead(4500)).unwrap().work_after("1"), Some(1500));
         entries.extend([launcher(90_000, 4500), began(90_100, 90_500, Some("1"))]);
         assert_eq!(times(&entries, dead(91_000)).unwrap().work_after("1"), Some(1500));
@@ -955,7 +972,7 @@ mod tests {
                 };
                 entry(kinds[usize::from(kind)], now_ms, measured).snapshot(Some(id))
             }).collect();
-            let live = Live { now_unix_ms: now_ms + 100, is_running, alive_unix_ms: None };
+            let live = Live { now_unix_ms: now_ms + 100, is_running, ..Live::default() };
             let times = times(&entries, live).unwrap();
             prop_assert_eq!(times.time_ms.values().sum::<u64>(), times.whole_ms());
             prop_assert!(times.timeline.windows(2).all(|pair| pair[0].ended_unix_ms == pair[1].begun_unix_ms));

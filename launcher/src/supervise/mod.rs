@@ -92,9 +92,9 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let metrics = config.metrics.map(metrics::listen).transpose()?;
     let mut opened = startup::open(config, argv)?;
     let (claimed, candidates) = startup::claim(config, &mut opened, &config.resume)?;
-    startup::record(&opened, begun_at);
     let address = config.notify.clone();
     let notifier = address.map(|to| notifier(to, config, &opened)).transpose()?;
+    let recorded = startup::record(config, &opened, &claimed, begun_at)?;
     let supervise = || {
         let context = RunContext::start(config, argv, &opened, &claimed, None)?;
         let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
@@ -102,16 +102,15 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
         Supervisor::new(&context).supervise(candidates)
     };
     let result = supervise();
-    opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
-    opened.journal.set_listener(None);
+    drop(recorded);
     drop(notifier);
     result
 }
 
-/// Sends to this address what happens to the job from now on, until the journal has no listener any more.
+/// Sends to this address what happens to the job from now on, until nobody listens to the journal any more.
 fn notifier(to: Address, config: &Config, opened: &OpenedJob) -> Result<Notifier> {
     let notifier = Notifier::start(to, opened.dir.key().to_string(), config.store.name())?;
-    opened.journal.set_listener(notifier.entries());
+    notifier.entries().into_iter().for_each(|entries| opened.journal.listen(entries));
     Ok(notifier)
 }
 

@@ -223,13 +223,13 @@ fn run_node(config: &Config, argv: &[OsString]) -> Result<i32> {
         Err(end) => {
             let rejoin = cluster.rejoin();
             cluster.finish();
+            opened.journal.end_listening();
             let code = report(&end);
             return rejoin.map_or(Ok(code), |rejoin| Err(rejoin.into()));
         }
     };
     let over = run_part(config, argv, (&mut opened, begun_at), &cluster, load, metrics);
-    opened.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
-    opened.journal.set_listener(None);
+    opened.journal.end_listening();
     drop(notifier);
     if let Some(rejoin) = cluster.rejoin().filter(|_| !matches!(over, Ok(EXIT_PREEMPTED))) {
         cluster.finish();
@@ -489,7 +489,7 @@ fn run_part(
     let resume = resume_point(cluster, opened, &load)?;
     let (claimed, candidates) = startup::claim(config, opened, &resume)?;
     let opened = &*opened;
-    startup::record(opened, begun_at);
+    let _recorded = startup::record(config, opened, &claimed, begun_at)?;
     remove_garbage(cluster, opened, &load)?;
     let context = RunContext::start(config, argv, opened, &claimed, Some(cluster))?;
     let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);

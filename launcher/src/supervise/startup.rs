@@ -21,6 +21,7 @@ use crate::job::started_with;
 use crate::job::status::unix_ms;
 use crate::job::times;
 use crate::namespace::{Namespace, stdio};
+use crate::persist::journal_copies::JournalCopies;
 use crate::persist::memory::Memory;
 use crate::store::answer::AnswerWatch;
 use crate::store::marks;
@@ -320,8 +321,31 @@ fn keep_command(opened: &mut OpenedJob, claimed: &ClaimedJob, id: &SnapshotId) -
     Ok(())
 }
 
-/// Adds this launcher, which was started at `begun_at`, to the journal, and until when the job ran before.
-pub(super) fn record(opened: &OpenedJob, begun_at: SystemTime) {
+/// This launcher is in the journal. Dropped, its end is, too.
+pub(super) struct Recorded<'a> {
+    journal: &'a Journal,
+    /// Dropped after the end is recorded.
+    _copies: Option<JournalCopies>,
+}
+
+impl Drop for Recorded<'_> {
+    fn drop(&mut self) {
+        self.journal.add(&Entry::new(EventKind::LauncherEnded, "ckpt-run has ended"));
+        self.journal.end_listening();
+    }
+}
+
+/// Adds this launcher, which was started at `begun_at`, to the journal, and until when the job ran before. From now on, the
+/// journal is copied into the object store, if the job has one.
+///
+/// # Errors
+/// When a thread cannot be started.
+pub(super) fn record<'a>(
+    config: &Config,
+    opened: &'a OpenedJob,
+    claimed: &ClaimedJob,
+    begun_at: SystemTime,
+) -> Result<Recorded<'a>> {
     let measured = Measured {
         begun_unix_ms: Some(unix_ms(begun_at)),
         alive_unix_ms: alive::last_beat(&opened.dir).map(unix_ms),
@@ -329,6 +353,8 @@ pub(super) fn record(opened: &OpenedJob, begun_at: SystemTime) {
         ..Measured::default()
     };
     opened.journal.add(&Entry::new(EventKind::LauncherStarted, "ckpt-run has started").measured(measured));
+    let copies = JournalCopies::start(&config.store, &opened.dir, claimed, &opened.journal)?;
+    Ok(Recorded { journal: &opened.journal, _copies: copies })
 }
 
 /// Reports snapshots that were only in the memory of an earlier launcher, and are newer than the one to resume.

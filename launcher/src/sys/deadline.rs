@@ -252,6 +252,10 @@ pub const NOTIFY_LONGEST_RETRY: Duration = Duration::from_secs(60);
 pub const NOTIFY_GIVE_UP: Duration = Duration::from_secs(600);
 /// Time for the last notifications to be sent when ckpt-run ends.
 pub const NOTIFY_LAST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The shortest time between two copies of the journal into the object store, but for what ends a session or begins one.
+pub const JOURNAL_COPY_INTERVAL: Duration = Duration::from_secs(60);
+/// Time for the last copy when ckpt-run ends.
+pub const JOURNAL_LAST_COPY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of progress messages to a waiting command.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// A caller that sends nothing for this long is disconnected.

@@ -12,6 +12,13 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
+/// How the sessions of the job ended, on whatever machine.
+fn endings(sandbox: &Sandbox, options: &[&str]) -> Vec<String> {
+    let report = sandbox.json(options.iter().copied().chain(["report", "--json"]));
+    let sessions = report["sessions"].as_array().unwrap();
+    sessions.iter().map(|session| session["ending"].as_str().unwrap_or("none").to_owned()).collect()
+}
+
 /// A job moves to another machine, and returns to a disk with old snapshots. Both machines know when it is complete.
 #[test]
 fn a_returning_job_resumes_from_the_newest_upload() {
@@ -40,8 +47,11 @@ fn a_returning_job_resumes_from_the_newest_upload() {
     assert!(job.said().contains("resumed from snapshot 000002"), "{}", job.said());
     assert!(job.said().contains("it has continued on another machine"), "{}", job.said());
     assert_eq!(finish(&sandbox, "third", job), unbroken(2));
+    assert_eq!(endings(&sandbox, &[]), ["ended", "ended", "complete"]);
     unplug("one");
     plug_in("two");
+    assert_eq!(endings(&sandbox, &[]), ["ended", "ended"]);
+    assert_eq!(endings(&sandbox, &["--upload", &url]), ["ended", "ended", "complete"]);
     let status = sandbox.ok(["status"]);
     assert!(status.contains("stopped; run it again"), "without the uploads, this machine's: {status}");
     let status = sandbox.ok(["--upload", &url, "status"]);
@@ -128,6 +138,14 @@ fn later_machine_owns_a_shared_store() {
     assert!(third.said().contains(&format!("resumed from snapshot {newest}")), "{}", third.said());
     assert_eq!(finish(&sandbox, "third", third), unbroken(2));
     sandbox.verify_all();
+    on(&mut sandbox, "elsewhere");
+    let mut all = endings(&sandbox, &[]);
+    // Its launcher may have seen that its job was killed.
+    let second = all.remove(2);
+    assert!(second == "killed" || second == "failed", "{second}");
+    assert_eq!(all, ["killed", "not-started", "complete"]);
+    let said = sandbox.ok(["explain"]);
+    assert!(said.contains("  resumed ") && said.contains("  complete "), "{said}");
 }
 
 /// A machine stands still while a write of its launcher is under way, and the write arrives when the job has gone on and

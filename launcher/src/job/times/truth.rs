@@ -248,7 +248,7 @@ proptest! {
         let world = World::of(&lives);
         let mut entries = world.entries.clone();
         entries.sort_by_key(|entry| entry.unix_ms);
-        let live = Live { now_unix_ms: world.now_ms(), is_running: true, alive_unix_ms: None };
+        let live = Live { now_unix_ms: world.now_ms(), is_running: true, ..Live::default() };
         let found = times(&entries, live).unwrap();
         let whole_ms = world.truth_us.values().sum::<u64>() as f64 / 1000.0;
         let is_near = |found_ms: u64, true_us: u64| {
