@@ -306,6 +306,9 @@ pub struct LateRank {
     pub pid: i32,
     /// The name of the process.
     pub process: String,
+    /// The node of the process, if the job is on several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<u32>,
     /// A short form of the communicator's name.
     pub communicator: String,
     /// The call that it has not made, if known.
@@ -340,6 +343,7 @@ impl LateRank {
             several => (format!("ranks {}", ranges(several)), "wait"),
         };
         let place = if self.call.is_some() { "in" } else { "for" };
+        let node = self.node.map_or_else(String::new, |node| format!(", node {node}"));
         let doing = match self.doing {
             LateDoing::GpuWork => "It still works: it calls its GPU",
             LateDoing::OtherCalls => "It still works: it calls NCCL on other communicators",
@@ -349,7 +353,7 @@ impl LateRank {
             LateDoing::Nothing => "It does nothing",
         };
         format!(
-            "rank {rank} (process {pid}, {process}) {missing} for {late_s:.0} s; {who} {wait} {place} it. {doing}"
+            "rank {rank} (process {pid}, {process}{node}) {missing} for {late_s:.0} s; {who} {wait} {place} it. {doing}"
         )
     }
 }

@@ -17,14 +17,17 @@ mod log;
 mod loss;
 #[cfg(test)]
 mod measure;
+mod rank_reports;
 mod restarting;
 mod stopping;
+
+pub use rank_reports::RankReports;
 
 use super::gate::{Gate, GateEnd};
 use super::job_network::JobNetwork;
 use super::join::Unreachable;
 use super::links::{Joining, Link};
-use super::messages::{End, EndedPart, IdlePart, Join, Message, Restart, StopHow, Welcome};
+use super::messages::{End, EndedPart, IdlePart, Join, Message, RankReport, Restart, StopHow, Welcome};
 use super::options::OnNodeLoss;
 use super::rejoin::Rejoin;
 use super::sockets::{self, LauncherConnections};
@@ -41,6 +44,7 @@ use ckpt_cut::FromLauncher;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use cut::RanksOfAll;
 use log::LogThread;
+use rank_reports::Reported;
 use signal_hook::consts::SIGKILL;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -83,6 +87,8 @@ pub(super) enum Input {
     PartEnded(EndedPart),
     /// The part here does nothing; or works again.
     Idle(Option<IdlePart>),
+    /// How far the ranks here are.
+    RankReports(Vec<RankReport>),
     Stop {
         why: String,
         how: StopHow,
@@ -164,6 +170,7 @@ pub struct Cluster {
     network: Option<JobNetwork>,
     launchers: LauncherConnections,
     aftermath: Arc<Aftermath>,
+    reported: Arc<Reported>,
 }
 
 /// What is left of a session.
@@ -210,11 +217,12 @@ impl Cluster {
         let (me, nodes, launchers) = (parts.me, parts.settings.nodes, parts.launchers);
         let host = Host::new(parts, inputs.clone(), to_supervisor)
             .context("cannot start the thread for the log of the job's nodes")?;
-        let aftermath = Arc::clone(&host.aftermath);
+        let (aftermath, reported) = (Arc::clone(&host.aftermath), Arc::clone(&host.reported));
         let run = move || host.run(&inbox);
         let thread = std::thread::Builder::new().name("nodes".to_owned()).spawn(run);
         let thread = thread.context("cannot start the thread for the other nodes")?;
-        Ok(Self { me, nodes, welcome, inputs, notices, thread, network: None, launchers, aftermath })
+        let network = None;
+        Ok(Self { me, nodes, welcome, inputs, notices, thread, network, launchers, aftermath, reported })
     }
 
     /// With the network of the job, which is made by a function that is told whether the job has ended meanwhile. If there is
@@ -408,6 +416,8 @@ struct Host {
     on_loss: OnNodeLoss,
     /// See [`Cluster::rejoin`].
     aftermath: Arc<Aftermath>,
+    /// See [`RankReports`].
+    reported: Arc<Reported>,
 }
 
 impl Host {
@@ -453,6 +463,7 @@ impl Host {
             own,
             on_loss,
             aftermath: Arc::default(),
+            reported: Arc::default(),
         })
     }
 
@@ -576,6 +587,7 @@ impl Host {
                 self.tell_coordinator(Message::PartEnded(end));
             }
             Input::Idle(part) => self.tell_coordinator(Message::Idle { part }),
+            Input::RankReports(ranks) => self.tell_coordinator(Message::RankReports { ranks }),
             Input::Stop { why, how } => {
                 let why = format!("node {}: {why}", self.me.rank);
                 self.tell_coordinator(Message::Stop { why, how });
@@ -623,6 +635,7 @@ impl Host {
             }
             Message::PartEnded(end) => self.part_ended(rank, end),
             Message::Idle { part } => self.part_is_idle(rank, part),
+            Message::RankReports { ranks } => self.rank_reports(rank, ranks),
             // Sessions run only after this launcher has begun to coordinate.
             Message::Request if !self.is_terminating() => drop(self.peer.request(self.now())),
             // The job is about to end.
@@ -1227,6 +1240,7 @@ mod tests {
                 network: None,
                 launchers,
                 aftermath: Arc::default(),
+                reported: Arc::default(),
             };
             cluster.fail("a disk is full".to_owned(), EXIT_OWN)
         };

@@ -1,7 +1,8 @@
 //! What the launchers of a job's nodes tell each other, beside the messages of `ckpt-cluster`.
 
 use ckpt_cluster::{AttemptId, Envelope};
-use ckpt_cut::{FromLauncher, ToLauncher};
+use ckpt_cut::{FromLauncher, MemberReport, ToLauncher};
+use ckpt_protocol::control::LateDoing;
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -9,7 +10,7 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -144,6 +145,25 @@ pub struct IdlePart {
     pub idle_ms: u64,
 }
 
+/// A rank of NCCL, as its node sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankReport {
+    /// PID and start time of its process on its node, which tell it from others.
+    pub key: (i32, u64),
+    /// PID of its process in the job.
+    pub pid: i32,
+    /// The name of the process.
+    pub process: String,
+    /// How far it is on its communicators.
+    pub members: Vec<MemberReport>,
+    /// When it last made a call that others have to match: how long ago, in milliseconds without checkpoints.
+    pub called_ms: u64,
+    /// What it has done lately.
+    pub doing: LateDoing,
+    /// If it has done nothing: for how long, in milliseconds.
+    pub idle_ms: Option<u64>,
+}
+
 /// The job is restarted on all nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restart {
@@ -239,6 +259,11 @@ pub enum Message {
     Idle {
         /// What it does not do.
         part: Option<IdlePart>,
+    },
+    /// From a node, again and again: how far its ranks are.
+    RankReports {
+        /// All of them.
+        ranks: Vec<RankReport>,
     },
     /// From a node: a snapshot is wanted.
     Request,

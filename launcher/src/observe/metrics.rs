@@ -215,6 +215,7 @@ mod tests {
             rank: 3,
             pid: 7,
             process: "python3".to_owned(),
+            node: None,
             communicator: "1a2b3c4d".to_owned(),
             call: None,
             number: 8,

@@ -390,7 +390,7 @@ fn start_watchdog(shared: &RunContext, job: &RunningJob) -> Result<Option<Watchd
     let watched = Watched {
         tree: Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid },
         activity_probe: job.agents.as_ref().map(Agents::activity_probe),
-        is_whole: shared.nodes.is_none(),
+        nodes: shared.nodes.map(Cluster::rank_reports),
         timeout: config.hang_timeout,
         every: config.monitor_interval,
         dir: shared.opened.dir.clone(),

@@ -18,6 +18,7 @@ use super::events::{Event, Hang};
 use super::stacks;
 use crate::agents::{ActivityProbe, GpuActivity};
 use crate::cli::config::HangTimeout;
+use crate::cluster::RankReports;
 use crate::job::journal::{Entry, EventKind, Journal};
 use crate::job::status::SharedStatus;
 use crate::namespace::Tree;
@@ -47,8 +48,8 @@ pub struct Watched {
     pub tree: Tree,
     /// Asks their interposers, if they have any.
     pub activity_probe: Option<ActivityProbe>,
-    /// Whether the whole job is on this machine. Otherwise what looks late, or does nothing, may wait for another node.
-    pub is_whole: bool,
+    /// What the other nodes of the job report, if it is on several: what does nothing here may wait for another node.
+    pub nodes: Option<RankReports>,
     /// When a job that makes no progress is ended; `None` is never.
     pub timeout: Option<HangTimeout>,
     /// The polling interval with a timeout; several polls fit into each limit in any case.
@@ -68,6 +69,19 @@ impl Watched {
             HangTimeout::Auto => AUTO_HANG_TIMEOUT,
             HangTimeout::After(limit) => limit,
         })
+    }
+
+    /// The late ranks of the job. Of several nodes, node 0 knows them.
+    fn late_ranks(&self, ranks: &mut LateRanks, seen: &Seen, now: Instant, is_disturbed: bool) -> Vec<Late> {
+        let Some(nodes) = &self.nodes else { return ranks.update(seen, Vec::new(), now, is_disturbed) };
+        if nodes.compares() {
+            return ranks.update(seen, nodes.of_others(), now, is_disturbed);
+        }
+        ranks.update(seen, Vec::new(), now, is_disturbed);
+        if ranks.has_ranks() {
+            nodes.tell(ranks.reports(seen));
+        }
+        Vec::new()
     }
 
     fn polling_interval(&self, late_limit: Duration) -> Duration {
@@ -132,7 +146,8 @@ fn watch(
     let late_limit = late_limit();
     let every = watched.polling_interval(late_limit);
     let mut progress: Option<Progress> = None;
-    let mut late_ranks = LateRanks::new(late_limit, Instant::now());
+    let node = watched.nodes.as_ref().map(RankReports::node);
+    let mut late_ranks = LateRanks::new(late_limit, node, Instant::now());
     let mut alarms = Alarms::default();
     let mut disturbances = status.disturbances();
     let mut polled = Instant::now();
@@ -151,7 +166,7 @@ fn watch(
         let was_asleep =
             now.saturating_duration_since(std::mem::replace(&mut polled, now)) > every * 3 + SLACK;
         let is_disturbed = is_disturbed || was_asleep;
-        let late = if watched.is_whole { late_ranks.update(&seen, now, is_disturbed) } else { Vec::new() };
+        let late = watched.late_ranks(&mut late_ranks, &seen, now, is_disturbed);
         status.late_ranks(late.iter().map(|late| late.rank.clone()).collect());
         if let Some(hang) = alarms.update(&late, &watched.journal)
             && watched.timeout == Some(HangTimeout::Auto)
@@ -168,7 +183,7 @@ fn watch(
         match progress.hang(now, limit) {
             Some(Found { what, idle, is_stopped }) => {
                 let found = (what, SystemTime::now() - idle);
-                if watched.is_whole || is_stopped {
+                if watched.nodes.is_none() || is_stopped {
                     return Some(found);
                 }
                 if !std::mem::replace(&mut is_told, true) {

@@ -209,6 +209,8 @@ pub const SPARE_AGAIN_PAUSE: Duration = Duration::from_secs(5);
 pub const NODE_SOUGHT_TIME: Duration = Duration::from_secs(6);
 /// A spare that has not joined within this time after it was given a place gets no more: another spare may.
 pub const SPARE_TAKES_LIMIT: Duration = Duration::from_secs(60);
+/// What a node has told of its ranks does not count any more after this time. It tells it each 4 s.
+pub const RANK_REPORT_LIFE: Duration = Duration::from_secs(15);
 /// Interval at which node 0 shows that it is there.
 pub const NODE_BEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest `--node-timeout`: some beats may be late.

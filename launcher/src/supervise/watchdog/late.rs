@@ -6,16 +6,21 @@
 //! neither it nor a process that it has started has done anything for the limit: no call to a GPU, no CPU time, no files.
 //! If a late rank itself waits for another late rank, only the latter is named.
 //!
+//! Of a job on several nodes, each node reports its ranks to node 0, which compares them with its own.
+//!
 //! The clock stands still while a checkpoint works on the job.
 
 use super::observe::{Gpu, Key, Process, Seen, TICK};
 use super::{BURST, IDLE_SHARE};
 use crate::agents::GpuActivity;
+use crate::cluster::RankReport;
 use ckpt_cut::{Member, MemberReport, Name, Role};
 use ckpt_protocol::control::{LateDoing, LateRank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime};
 
+/// Of a rank with more communicators and pairs, only so many are told to another node.
+const MEMBERS_TOLD: usize = 256;
 /// Bytes read and written between two polls that count as work: log lines do not.
 const IO_BYTES: u64 = 64 << 10;
 
@@ -25,6 +30,12 @@ struct At {
     /// Without the time that checkpoints have taken.
     clock: Duration,
     time: SystemTime,
+}
+
+impl At {
+    fn before(self, ago: Duration) -> Self {
+        Self { clock: self.clock.saturating_sub(ago), time: self.time.checked_sub(ago).unwrap_or(self.time) }
+    }
 }
 
 /// What counts as work, most certain first.
@@ -85,7 +96,12 @@ struct Rank {
     members: Vec<MemberReport>,
     /// When it last made a call that others have to match.
     called: At,
+    /// Of a rank on another node: what that node says of it.
+    reported: Option<RankReport>,
 }
+
+/// A node, and a process there.
+pub(super) type RankKey = (u32, Key);
 
 /// A member that is behind.
 #[derive(Clone, Copy)]
@@ -95,7 +111,7 @@ struct Behind {
 }
 
 /// Which call of which rank is missing.
-pub(super) type CallId = (Key, Member, u64);
+pub(super) type CallId = (RankKey, Member, u64);
 
 /// A late rank.
 #[derive(Clone, Debug)]
@@ -109,18 +125,26 @@ pub(super) struct Late {
 /// Finds late ranks, poll by poll.
 pub(super) struct LateRanks {
     limit: Duration,
+    /// This node, if the job is on several.
+    node: Option<u32>,
     now: At,
     polled: Instant,
+    /// Of processes here.
     efforts: BTreeMap<Key, Effort>,
-    ranks: BTreeMap<Key, Rank>,
-    behind: BTreeMap<(Key, Member), Behind>,
+    ranks: BTreeMap<RankKey, Rank>,
+    behind: BTreeMap<(RankKey, Member), Behind>,
 }
 
 impl LateRanks {
-    pub fn new(limit: Duration, now: Instant) -> Self {
+    pub fn new(limit: Duration, node: Option<u32>, now: Instant) -> Self {
         let (efforts, ranks, behind) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let at = At { clock: Duration::ZERO, time: SystemTime::now() };
-        Self { limit, now: at, polled: now, efforts, ranks, behind }
+        Self { limit, node, now: at, polled: now, efforts, ranks, behind }
+    }
+
+    /// A process on this node.
+    fn here(&self, key: Key) -> RankKey {
+        (self.node.unwrap_or(0), key)
     }
 
     /// Whether any process is a rank, as far as is known.
@@ -128,25 +152,63 @@ impl LateRanks {
         !self.ranks.is_empty()
     }
 
-    /// Adds an observation. While the job `is_disturbed` by a checkpoint, time does not count. Returns the late ranks.
-    pub fn update(&mut self, seen: &Seen, now: Instant, is_disturbed: bool) -> Vec<Late> {
+    /// Adds an observation, and what other nodes report. While the job `is_disturbed` by a checkpoint, time does not count.
+    /// Returns the late ranks.
+    pub fn update(
+        &mut self,
+        seen: &Seen,
+        others: Vec<(u32, RankReport)>,
+        now: Instant,
+        is_disturbed: bool,
+    ) -> Vec<Late> {
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.polled, now));
         let passed = if is_disturbed { Duration::ZERO } else { passed };
         self.now = At { clock: self.now.clock + passed, time: SystemTime::now() };
         self.efforts.retain(|key, _| seen.contains_key(key));
-        self.ranks.retain(|key, _| seen.contains_key(key));
+        self.ranks.retain(|(_, key), rank| rank.reported.is_none() && seen.contains_key(key));
         for (key, process) in seen {
             match self.efforts.get_mut(key) {
                 Some(effort) => effort.observe(process, self.now, passed, is_disturbed),
                 None => drop(self.efforts.insert(*key, Effort::new(process, self.now))),
             }
-            self.update_rank(*key, process);
+            self.update_rank(self.here(*key), process);
+        }
+        for (node, reported) in others {
+            let ago = Duration::from_millis(reported.called_ms);
+            let members = reported.members.clone();
+            let rank = Rank { members, called: self.now.before(ago), reported: Some(reported.clone()) };
+            self.ranks.insert((node, reported.key), rank);
         }
         self.update_behind();
         self.late(seen)
     }
 
-    fn update_rank(&mut self, key: Key, process: &Process) {
+    /// What node 0 is told of the ranks here.
+    pub fn reports(&self, seen: &Seen) -> Vec<RankReport> {
+        let groups = Groups::of(seen, &self.ranks, self.node);
+        let own = self.ranks.iter().filter(|(_, rank)| rank.reported.is_none());
+        let ago_ms =
+            |at: At| u64::try_from(self.now.clock.saturating_sub(at.clock).as_millis()).unwrap_or(u64::MAX);
+        let report = |(key, rank): (&RankKey, &Rank)| {
+            let Process { pid, name, .. } = groups.seen[&key.1].clone();
+            let (doing, last) = self.doing(*key, &groups);
+            let mut members = rank.members.clone();
+            members.sort_by_key(|one| matches!(one.role, Role::Pair { .. }));
+            members.truncate(MEMBERS_TOLD);
+            RankReport {
+                key: key.1,
+                pid,
+                process: name,
+                members,
+                called_ms: ago_ms(rank.called),
+                doing,
+                idle_ms: last.map(ago_ms),
+            }
+        };
+        own.map(report).collect()
+    }
+
+    fn update_rank(&mut self, key: RankKey, process: &Process) {
         // A process that is stopped does not answer: it stays where it was.
         let Some(members) = process.members.clone() else { return };
         if members.is_empty() {
@@ -159,7 +221,7 @@ impl LateRanks {
         let before = self.ranks.get(&key);
         let called = before.filter(|before| sequences(&before.members) == sequences(&members));
         let called = called.map_or(self.now, |before| before.called);
-        self.ranks.insert(key, Rank { members, called });
+        self.ranks.insert(key, Rank { members, called, reported: None });
     }
 
     fn update_behind(&mut self) {
@@ -182,7 +244,7 @@ impl LateRanks {
     }
 
     /// Members that have made the call that another one has not.
-    fn ahead(&self, member: Member, sequence: u64) -> impl Iterator<Item = (Key, &MemberReport)> {
+    fn ahead(&self, member: Member, sequence: u64) -> impl Iterator<Item = (RankKey, &MemberReport)> {
         let is_ahead = move |report: &&MemberReport| {
             report.member.communicator == member.communicator && report.sequence > sequence
         };
@@ -193,12 +255,12 @@ impl LateRanks {
 
     fn late(&self, seen: &Seen) -> Vec<Late> {
         let is_long_ago = |at: At| self.now.clock.saturating_sub(at.clock) >= self.limit;
-        let is_late = |(key, member): &(Key, Member), behind: &Behind| {
+        let is_late = |(key, member): &(RankKey, Member), behind: &Behind| {
             let mut waiting = self.ahead(*member, behind.sequence).filter(|(other, _)| other != key);
             is_long_ago(behind.since) && waiting.any(|(other, _)| is_long_ago(self.ranks[&other].called))
         };
         let late: Vec<_> = self.behind.iter().filter(|(place, behind)| is_late(place, behind)).collect();
-        let is_blamed = |key: Key| {
+        let is_blamed = |key: RankKey| {
             let others = late.iter().filter(|((other, _), _)| *other != key);
             !others.clone().any(|((_, member), behind)| {
                 self.ahead(*member, behind.sequence).any(|(waiting, _)| waiting == key)
@@ -212,21 +274,25 @@ impl LateRanks {
         // Of each rank, the call that has been missing longest.
         blamed.sort_by_key(|((key, _), behind)| (*key, behind.since.clock));
         blamed.dedup_by_key(|((key, _), _)| *key);
-        let groups = Groups::of(seen, &self.ranks);
+        let groups = Groups::of(seen, &self.ranks, self.node);
         blamed
             .into_iter()
             .map(|((key, member), behind)| self.describe(*key, *member, behind, &groups))
             .collect()
     }
 
-    /// What the process, and those that it has started, have done within the limit.
-    fn doing(&self, key: Key, groups: &Groups) -> (LateDoing, Option<At>) {
-        let efforts = || groups.of_rank(key).filter_map(|one| self.efforts.get(&one));
+    /// What the process, and those that it has started, have done within the limit; if it is nothing, when they last did.
+    fn doing(&self, key: RankKey, groups: &Groups) -> (LateDoing, Option<At>) {
+        if let Some(reported) = &self.ranks[&key].reported {
+            let idle = reported.idle_ms.map(Duration::from_millis);
+            return (reported.doing, idle.map(|idle| self.now.before(idle)));
+        }
+        let efforts = || groups.of_rank(key.1).filter_map(|one| self.efforts.get(&one));
         let is_recent = |at: &At| self.now.clock.saturating_sub(at.clock) < self.limit;
         let latest = |efforts: &mut dyn Iterator<Item = &Effort>| {
             efforts.flat_map(|effort| effort.worked).flatten().max_by_key(|at| at.clock)
         };
-        let own = &self.efforts[&key];
+        let own = &self.efforts[&key.1];
         if own.is_stopped && !own.worked.iter().flatten().any(is_recent) {
             return (LateDoing::Stopped, latest(&mut [own].into_iter()));
         }
@@ -243,8 +309,11 @@ impl LateRanks {
         }
     }
 
-    fn describe(&self, key: Key, member: Member, behind: &Behind, groups: &Groups) -> Late {
-        let Process { pid, name, .. } = groups.seen[&key].clone();
+    fn describe(&self, key: RankKey, member: Member, behind: &Behind, groups: &Groups) -> Late {
+        let (pid, name) = match &self.ranks[&key].reported {
+            Some(reported) => (reported.pid, reported.process.clone()),
+            None => (groups.seen[&key.1].pid, groups.seen[&key.1].name.clone()),
+        };
         let report = self.ranks[&key].members.iter().find(|one| one.member == member);
         let role = report.map_or(Role::Communicator { awaits: None, alias: None }, |one| one.role);
         let number = behind.sequence + 1;
@@ -269,6 +338,7 @@ impl LateRanks {
             rank: report.map_or(member.index, |one| numbers.of_rank(key, one)),
             pid,
             process: name,
+            node: self.node.map(|_| key.0),
             communicator: communicator.to_string(),
             call,
             number,
@@ -288,13 +358,13 @@ struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    fn of(seen: &'a Seen, ranks: &BTreeMap<Key, Rank>) -> Self {
+    fn of(seen: &'a Seen, ranks: &BTreeMap<RankKey, Rank>, node: Option<u32>) -> Self {
         let by_pid: BTreeMap<i32, Key> = seen.keys().map(|key| (key.0, *key)).collect();
         let rank_of = |key: &Key| {
             let parent = |key: &Key| by_pid.get(&seen[key].parent).copied().filter(|parent| parent != key);
             // A PID that is reused while the processes are read could close a circle.
             let above = std::iter::successors(Some(*key), parent).take(seen.len());
-            above.into_iter().find(|key| ranks.contains_key(key))
+            above.into_iter().find(|key| ranks.contains_key(&(node.unwrap_or(0), *key)))
         };
         Self { seen, ranks: seen.keys().filter_map(|key| Some((*key, rank_of(key)?))).collect() }
     }
@@ -305,11 +375,11 @@ impl<'a> Groups<'a> {
 }
 
 /// The numbers of ranks in the communicator with the most members: usually that of the whole job.
-struct Numbers(BTreeMap<Key, BTreeSet<u32>>);
+struct Numbers(BTreeMap<RankKey, BTreeSet<u32>>);
 
 impl Numbers {
-    fn of(ranks: &BTreeMap<Key, Rank>) -> Self {
-        let mut all: BTreeMap<Name, BTreeMap<Key, BTreeSet<u32>>> = BTreeMap::new();
+    fn of(ranks: &BTreeMap<RankKey, Rank>) -> Self {
+        let mut all: BTreeMap<Name, BTreeMap<RankKey, BTreeSet<u32>>> = BTreeMap::new();
         for (key, rank) in ranks {
             for MemberReport { member, role, .. } in &rank.members {
                 if let Role::Communicator { .. } = role {
@@ -318,14 +388,14 @@ impl Numbers {
                 }
             }
         }
-        let size = |of: &BTreeMap<Key, BTreeSet<u32>>| of.values().map(BTreeSet::len).sum::<usize>();
+        let size = |of: &BTreeMap<RankKey, BTreeSet<u32>>| of.values().map(BTreeSet::len).sum::<usize>();
         // The first of several: the names are in an order.
         let largest = all.into_values().rev().max_by_key(size);
         Self(largest.unwrap_or_default())
     }
 
     /// The number of a rank. A process with several, as one with several GPUs, has one for each of its members.
-    fn of_rank(&self, key: Key, report: &MemberReport) -> u32 {
+    fn of_rank(&self, key: RankKey, report: &MemberReport) -> u32 {
         let numbers = self.0.get(&key).filter(|numbers| numbers.len() == 1);
         let own = match report.role {
             Role::Pair { from, to, .. } => {

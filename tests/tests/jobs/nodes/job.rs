@@ -292,6 +292,11 @@ impl Job {
 /// Kills the processes of the job's program on a machine, and nothing else: those with `script` in their command line.
 /// Returns how many there were.
 pub fn kill_processes(running: &Running, script: &str) -> usize {
+    signal_processes(running, script, rustix::process::Signal::KILL)
+}
+
+/// Sends a signal to them.
+pub fn signal_processes(running: &Running, script: &str, signal: rustix::process::Signal) -> usize {
     let is_it = |pid: &i32| {
         fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
             let line = String::from_utf8_lossy(&line);
@@ -302,7 +307,7 @@ pub fn kill_processes(running: &Running, script: &str) -> usize {
     for pid in &pids {
         let pid = rustix::process::Pid::from_raw(*pid).expect("a PID");
         // One of them may have ended with another.
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _ = rustix::process::kill_process(pid, signal);
     }
     pids.len()
 }

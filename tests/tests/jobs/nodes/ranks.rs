@@ -1,10 +1,11 @@
 //! Ranks of NCCL on two machines, with simulated GPUs of their own: all of them stop at the same collective for a snapshot,
 //! and go on from it bit for bit.
 
-use super::job::{Job, codes, kill_processes, machines, said};
+use super::job::{Job, codes, kill_processes, machines, said, signal_processes};
 use ckpt_run_tests::gpu::{Gpu, built, cuda_program, succeed};
 use ckpt_run_tests::machines::Machines;
-use ckpt_run_tests::{Running, Sandbox, seeded_rng, until};
+use ckpt_run_tests::{Running, Sandbox, schema, seeded_rng, until};
+use rustix::process::Signal;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -55,6 +56,13 @@ impl Ranks {
         command.args([self.steps, self.count].map(|number| number.to_string())).current_dir(sandbox.path());
         command.env("SIMCUDA_DEVICES", self.count.to_string());
         succeed(command)
+    }
+
+    /// A rank is late if it has let others wait for this long.
+    fn names_late_ranks_after(&mut self, limit: Duration) {
+        for sandbox in &mut self.job.machines.sandboxes {
+            sandbox.variables.push(("CKPT_FAULT_LATE_RANK_MS".to_owned(), limit.as_millis().to_string()));
+        }
     }
 
     fn output(&self) -> String {
@@ -175,8 +183,10 @@ fn a_rank_that_waits_elsewhere_is_named_with_its_node() {
     let Some(machines) = machines(2) else { return };
     let mut ranks = Ranks::new(machines, 1, 300);
     ranks.job.options = ["--freeze-timeout", "10s", "--interval", "off"].map(str::to_owned).into();
+    ranks.names_late_ranks_after(Duration::from_secs(3));
     let job = &ranks.job;
     let mut running = ranks.begun(2);
+    let late = |node: usize| job.machines.sandboxes[node].json(["status", "--json"])[0]["late_ranks"].clone();
     let waiting = job.machines.sandboxes[1].path();
     std::fs::write(waiting.join("pause"), "").unwrap();
     running[1].until("a rank that waits", || waiting.join("paused").exists().then_some(()));
@@ -184,11 +194,45 @@ fn a_rank_that_waits_elsewhere_is_named_with_its_node() {
     let text = String::from_utf8_lossy(&failed.stderr).into_owned();
     assert!(!failed.status.success() && text.contains("of node 1 has begun"), "{text}");
     assert_eq!(job.snapshots(), [0, 0]);
+    // Node 0 also names it by itself, and nobody else does.
+    running[0].until("a late rank", || {
+        let late = late(0);
+        (late[0]["rank"] == 1 && late[0]["node"] == 1 && late[0]["waiting"] == serde_json::json!([0]))
+            .then_some(())
+    });
+    schema::check("status", &job.machines.sandboxes[0].json(["status", "--json"]));
+    assert_eq!(late(1), serde_json::json!([]));
     std::fs::remove_file(waiting.join("pause")).unwrap();
+    running[0].until("no late rank", || (late(0) == serde_json::json!([])).then_some(()));
     ranks.until_more(&mut running, 2);
     job.checkpoint(&running);
     job.full_speed();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    ranks.assert_output(&running);
+}
+
+/// A rank is stopped, on another node than node 0, which restarts the job.
+#[test]
+fn a_rank_that_hangs_on_another_node_restarts_the_job() {
+    let Some(machines) = machines(2) else { return };
+    let mut ranks = Ranks::new(machines, 1, 300);
+    let options = ["--hang-timeout", "auto", "--max-restarts", "9", "--interval", "off"];
+    ranks.job.options = options.map(str::to_owned).into();
+    ranks.names_late_ranks_after(Duration::from_secs(4));
+    let job = &ranks.job;
+    let mut running = ranks.begun(2);
+    job.checkpoint(&running);
+    ranks.until_more(&mut running, 2);
+    assert!(signal_processes(&running[1], "ids", Signal::STOP) > 0);
+    until("a restart on both nodes", || {
+        let is_told =
+            |one: &Running| one.said().contains("rank 1 (process ") && one.said().contains("restart 1 ");
+        running.iter().all(is_told).then_some(())
+    });
+    ranks.until_more(&mut running, 2);
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert!(running[0].said().contains(", node 1) has not called "), "{}", running[0].said());
     ranks.assert_output(&running);
 }
 

@@ -39,10 +39,10 @@ fn change(seen: &mut Seen, number: i32) -> &mut Process {
 /// Polls the state `at` each second. Returns the late ranks of each second.
 fn polled(seconds: u64, at: impl Fn(u64) -> (Seen, bool)) -> Vec<Vec<LateRank>> {
     let begun = Instant::now();
-    let mut late = LateRanks::new(LIMIT, begun);
+    let mut late = LateRanks::new(LIMIT, None, begun);
     let poll = |second| {
         let (seen, is_disturbed) = at(second);
-        let found = late.update(&seen, begun + Duration::from_secs(second), is_disturbed);
+        let found = late.update(&seen, Vec::new(), begun + Duration::from_secs(second), is_disturbed);
         found.into_iter().map(|late| late.rank).collect()
     };
     (0..seconds).map(poll).collect()
@@ -221,4 +221,67 @@ fn a_call_whose_name_is_unknown_has_a_number() {
         late.describe()
             .contains("has not made call no. 9 on communicator 00000001 for 30 s; ranks 0-1 wait for it")
     );
+}
+
+/// Ranks 0 and 1 on node 0, ranks 2 and 3 on node 1, in two launchers.
+fn of_two_nodes(at: impl Fn(u64) -> Seen) -> Option<(u64, LateRank)> {
+    let begun = Instant::now();
+    let mut nodes = [0, 1].map(|node| LateRanks::new(LIMIT, Some(node), begun));
+    (0..200).find_map(|second| {
+        let now = begun + Duration::from_secs(second);
+        let of_node = |node: i32| -> Seen {
+            let seen = at(second).into_iter();
+            // The same PIDs on both machines.
+            let moved = seen.filter(|((pid, _), _)| (pid - 100) / 2 == node);
+            moved.map(|((pid, start), process)| ((100 + pid % 2, start), process)).collect()
+        };
+        let [first, other] = &mut nodes;
+        let seen = of_node(1);
+        other.update(&seen, Vec::new(), now, false);
+        // As they are sent.
+        let reports = serde_json::to_vec(&other.reports(&seen)).unwrap();
+        let reports: Vec<RankReport> = serde_json::from_slice(&reports).unwrap();
+        let others = reports.into_iter().map(|report| (1, report)).collect();
+        Some((second, first.update(&of_node(0), others, now, false).into_iter().next()?.rank))
+    })
+}
+
+#[test]
+fn a_late_rank_on_another_node_is_named() {
+    let (second, late) = of_two_nodes(|_| job(&[9, 9, 9, 8])).unwrap();
+    assert_eq!((second, late.rank, late.pid, late.node), (30, 3, 13, Some(1)));
+    assert_eq!(
+        late.describe(),
+        "rank 3 (process 13, python3, node 1) has not called ncclAllReduce, no. 9 on communicator 00000001, for 30 s; ranks 0-2 wait in it. It does nothing"
+    );
+    let (_, late) = of_two_nodes(|_| job(&[9, 8, 9, 9])).unwrap();
+    assert_eq!((late.rank, late.node), (1, Some(0)));
+    // It works, or it moves, or nobody waits.
+    let works = |second| {
+        let mut seen = job(&[9, 9, 9, 8]);
+        change(&mut seen, 3).cpu = Duration::from_secs(second);
+        seen
+    };
+    assert_eq!(of_two_nodes(works).unwrap().1.doing, LateDoing::Cpu);
+    let moves = |second| job(&[9 + second / 20, 9 + second / 20, 9 + second / 20, 1 + second / 20]);
+    assert_eq!(of_two_nodes(moves), None);
+    assert_eq!(of_two_nodes(|second| job(&[9 + second, 9, 9, 9])), None);
+    assert_eq!(of_two_nodes(|_| job(&[9, 9, 9, 9])), None);
+}
+
+#[test]
+fn a_rank_with_very_many_pairs_is_told_in_part() {
+    let mut seen = job(&[7]);
+    let pair = |to| MemberReport {
+        role: Role::Pair { of: WORLD, from: 0, to },
+        ..report(Name(u128::from(to)), 0, 1)
+    };
+    let process = change(&mut seen, 0);
+    process.members = Some((0..2000).map(pair).chain([report(WORLD, 0, 7)]).collect());
+    let mut late = LateRanks::new(LIMIT, Some(1), Instant::now());
+    late.update(&seen, Vec::new(), Instant::now(), false);
+    let reports = late.reports(&seen);
+    let members = &reports[0].members;
+    assert!(members.len() == MEMBERS_TOLD && members[0].member.communicator == WORLD, "{}", members.len());
+    assert!(serde_json::to_vec(&reports).unwrap().len() < 64 << 10);
 }
