@@ -7,6 +7,9 @@
 //! Paths are appended to a file that the launcher hands over, one JSON string a line (see
 //! [`crate::sys::path_text`]), each once. The launcher hands over another file at each snapshot. So the files say what was
 //! written since a snapshot, also after everything was killed.
+//!
+//! An event costs the writer about a microsecond. So further changes of a file that is written again and again, such as a log, are
+//! not reported any more ([`Quiet`]): its path is recorded.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +20,7 @@ use crate::sys::path_text::{path_text, text_path};
 use ckpt_snapshot::open_regular;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::retry_on_intr;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -43,6 +46,8 @@ const MASK: u64 = libc::FAN_CREATE
     | libc::FAN_CLOSE_WRITE
     | libc::FAN_ATTRIB
     | libc::FAN_ONDIR;
+/// At most so many files are quiet: the kernel keeps the inode of each in memory.
+const QUIET_FILES: usize = 4096;
 /// File systems of the kernel, on which a job stores nothing.
 const NOT_WATCHED: &[&str] = &[
     "autofs",
@@ -90,9 +95,79 @@ pub(super) struct Tracker {
     /// Directories whose files are not reported.
     excluded: Vec<PathBuf>,
     paths: BTreeSet<String>,
+    quiet: Quiet,
     is_incomplete: bool,
     recorder: Recorder,
     stamped: SystemTime,
+}
+
+/// Files whose changes are not reported, since their paths are among those since the last snapshot. Other events of them are.
+/// They have one name each; when it changes, whoever changes it, all changes are reported again.
+#[derive(Default)]
+struct Quiet {
+    /// File system, directory and name of each.
+    names: HashSet<Vec<u8>>,
+    /// How many there have been since the last snapshot.
+    count: usize,
+}
+
+impl Quiet {
+    /// Changes of the file at `path` are not reported from now on.
+    fn add(&mut self, events: &File, path: &str, name: Vec<u8>) {
+        if self.count >= QUIET_FILES {
+            return;
+        }
+        let path = text_path(path);
+        let is_alone = |stat: rustix::fs::Stat| {
+            rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_nlink == 1
+        };
+        if !rustix::fs::lstat(&*path).is_ok_and(is_alone) {
+            return;
+        }
+        let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return };
+        let flags = libc::FAN_MARK_ADD
+            | libc::FAN_MARK_DONT_FOLLOW
+            | libc::FAN_MARK_IGNORED_MASK
+            | libc::FAN_MARK_IGNORED_SURV_MODIFY;
+        let (fd, mask) = (events.as_raw_fd(), libc::FAN_MODIFY);
+        // SAFETY: the path is a valid C string for the duration of the call.
+        if unsafe { libc::fanotify_mark(fd, flags, mask, libc::AT_FDCWD, path.as_ptr()) } == 0 {
+            self.names.insert(name);
+        } else {
+            tracing::debug!("changes of a file stay reported: {}", io::Error::last_os_error());
+        }
+        self.count += 1;
+    }
+
+    /// Whether the event is of a name that is not what it was.
+    fn is_renamed(&self, event: &Event<'_>) -> bool {
+        let is_known = || event.named.is_some_and(|named| self.names.contains(&name_key(named)));
+        event.mask & libc::FAN_MOVED_FROM != 0
+            && !self.names.is_empty()
+            && (event.mask & libc::FAN_ONDIR != 0 || is_known())
+    }
+
+    /// All changes are reported again. Returns whether that is so.
+    fn end(&mut self, events: &File) -> bool {
+        if self.names.is_empty() {
+            return true;
+        }
+        self.names.clear();
+        // It flushes the marks of files and directories only.
+        let flags = libc::FAN_MARK_FLUSH;
+        // SAFETY: the path is not looked at.
+        let flushed =
+            unsafe { libc::fanotify_mark(events.as_raw_fd(), flags, 0, libc::AT_FDCWD, std::ptr::null()) };
+        if flushed != 0 {
+            tracing::warn!("changes of files are not reported: {}", io::Error::last_os_error());
+            self.count = QUIET_FILES;
+        }
+        flushed == 0
+    }
+}
+
+fn name_key((id, handle, name): (FileSystemId, &[u8], &[u8])) -> Vec<u8> {
+    [&id, handle, name].concat()
 }
 
 impl Tracker {
@@ -132,9 +207,17 @@ impl Tracker {
             )));
         }
         hurry();
-        let (paths, is_incomplete, recorder) = (BTreeSet::new(), false, Recorder::default());
-        let stamped = SystemTime::UNIX_EPOCH;
-        Ok((Self { events, mounts, excluded, paths, is_incomplete, recorder, stamped }, unwatched))
+        let tracker = Self {
+            events,
+            mounts,
+            excluded,
+            paths: BTreeSet::new(),
+            quiet: Quiet::default(),
+            is_incomplete: false,
+            recorder: Recorder::default(),
+            stamped: SystemTime::UNIX_EPOCH,
+        };
+        Ok((tracker, unwatched))
     }
 
     /// Readable when there are events.
@@ -148,8 +231,10 @@ impl Tracker {
         let mut buffer = vec![0; 1 << 16];
         let mut directories =
             Directories { mounts: &self.mounts, open: HashMap::new(), paths: HashMap::new() };
-        let (mut found, mut is_incomplete) = (BTreeSet::new(), false);
+        // With the names of those that have changed.
+        let mut found = BTreeMap::<String, Option<Vec<u8>>>::new();
         let (mut has_events, mut is_of_job) = (false, false);
+        let (mut is_incomplete, mut is_renamed) = (false, false);
         loop {
             let read = match self.events.read(&mut buffer) {
                 Ok(0) => break,
@@ -163,16 +248,28 @@ impl Tracker {
             has_events = true;
             let mut rest = &buffer[..read];
             while let Some(event) = Event::parse(&mut rest) {
-                is_incomplete |= event.is_overflow;
+                is_incomplete |= event.mask & libc::FAN_Q_OVERFLOW != 0;
+                is_renamed |= self.quiet.is_renamed(&event);
                 if event.pid <= 1 || ignored(event.pid) {
                     continue;
                 }
                 is_of_job = true;
                 // If the directory is gone, its own parent reports that.
-                found.extend(event.named.and_then(|(id, handle, name)| directories.path(id, handle, name)));
+                let Some(named) = event.named else { continue };
+                let Some(path) = directories.path(named) else { continue };
+                let is_change = event.mask & libc::FAN_MODIFY != 0;
+                let name = found.entry(path).or_default();
+                *name = name.take().or_else(|| is_change.then(|| name_key(named)));
             }
         }
-        let new: Vec<_> = found.into_iter().filter_map(|path| self.add(path)).collect();
+        is_incomplete |= is_renamed && !self.quiet.end(&self.events);
+        let mut new = Vec::new();
+        for (path, name) in found {
+            match name.filter(|_| self.paths.contains(&path)) {
+                Some(name) => self.quiet.add(&self.events, &path, name),
+                None => new.extend(self.add(path)),
+            }
+        }
         self.record(&new, is_incomplete);
         // Not for other events: the stamp makes one.
         if is_of_job || begun.duration_since(self.stamped).is_ok_and(|age| age >= STAMP_INTERVAL) {
@@ -221,6 +318,12 @@ impl Tracker {
             self.record(&self.paths.iter().cloned().collect::<Vec<_>>(), false);
         }
         let is_complete = !std::mem::take(&mut self.is_incomplete);
+        // What is changed from here on is reported, and belongs to the next ones.
+        if self.quiet.end(&self.events) {
+            self.quiet.count = 0;
+        } else {
+            self.record(&[], true);
+        }
         (std::mem::take(&mut self.paths).into_iter().collect(), is_complete)
     }
 }
@@ -434,7 +537,8 @@ fn open_handle(mount: &OwnedFd, handle: &[u8]) -> io::Result<OwnedFd> {
 
 /// One event.
 struct Event<'a> {
-    is_overflow: bool,
+    /// What has happened, and whether to a directory.
+    mask: u64,
     pid: i32,
     /// ID of the file system, handle of the directory, name.
     named: Option<(FileSystemId, &'a [u8], &'a [u8])>,
@@ -461,7 +565,7 @@ impl<'a> Event<'a> {
                 named = Some((id, handle, name.split(|&byte| byte == 0).next()?));
             }
         }
-        Some(Self { is_overflow: mask & libc::FAN_Q_OVERFLOW != 0, pid, named })
+        Some(Self { mask, pid, named })
     }
 }
 
@@ -479,7 +583,7 @@ struct Directories<'a> {
 
 impl Directories<'_> {
     /// The text of the path of a name in a directory; `None` if the directory is gone.
-    fn path(&mut self, id: FileSystemId, handle: &[u8], name: &[u8]) -> Option<String> {
+    fn path(&mut self, (id, handle, name): (FileSystemId, &[u8], &[u8])) -> Option<String> {
         let key = [&id, handle].concat();
         if !self.paths.contains_key(&key) {
             let found = self.resolve(id, handle);
@@ -563,7 +667,7 @@ mod tests {
         let both = [event(7), event(0)].concat();
         let mut rest = &both[..];
         let first = Event::parse(&mut rest).unwrap();
-        assert_eq!((first.pid, first.is_overflow), (7, false));
+        assert_eq!((first.pid, first.mask), (7, libc::FAN_MODIFY));
         assert_eq!(first.named, Some(([3; 8], &handle[..], &b"name.txt"[..])));
         assert_eq!(Event::parse(&mut rest).unwrap().pid, 0);
         assert!(Event::parse(&mut rest).is_none());

@@ -228,6 +228,35 @@ fn an_edit_of_a_file_of_the_job_is_kept() {
     assert!(job.kept().iter().any(|(_, text)| text == "edited"), "{:?}\n{said}", job.kept());
 }
 
+/// Changes of a log that is written all the time are not reported one by one. Its new name is known, whoever has renamed it.
+#[test]
+fn a_log_that_is_written_all_the_time_is_the_jobs_under_each_name() {
+    const LOG: &str =
+        "def log(text, file):\n    for line in range(8): file.write(text); file.flush(); time.sleep(0.03)\n";
+    let mut job = Told::new(&[]);
+    job.start(&[]);
+    job.tell(WRITE);
+    job.tell(&format!("import time\nfile = open('log', 'a')\n{LOG}log('a', file)"));
+    let told = job.checkpoint();
+    job.tell("log('b', file); made = open('made', 'a'); log('b', made)");
+    for name in ["log", "made"] {
+        fs::rename(job.path(name), job.path(&format!("{name}.1"))).unwrap();
+    }
+    job.tell("log('c', file); log('c', made); write('log', 'new')");
+    assert_eq!(job.read("log.1"), format!("{}{}{}", "a".repeat(8), "b".repeat(8), "c".repeat(8)));
+    job.kill(told);
+    let said = job.resume(&[]);
+    assert_eq!(job.read("log"), "a".repeat(8), "{said}");
+    assert!(!job.path("log.1").exists() && !job.path("made.1").exists(), "{said}");
+    job.tell("log('d', file)");
+    let told = job.checkpoint();
+    job.tell("log('e', file)");
+    job.tell("log('f', file)");
+    job.kill(told);
+    let said = job.resume(&[]);
+    assert_eq!(job.read("log"), format!("{}{}", "a".repeat(8), "d".repeat(8)), "{said}");
+}
+
 /// Files cannot be copied for a moment, before the job is frozen and while it is.
 #[test]
 fn an_error_that_passes_leaves_no_file_out() {
