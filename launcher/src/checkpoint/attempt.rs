@@ -16,6 +16,7 @@ use crate::checkpoint::dump::{Copies, Dumped, Frozen, Outputs};
 use crate::checkpoint::host_memory::HostMemory;
 use crate::checkpoint::nodes::PartAttempt;
 use crate::checkpoint::precopy::Trials;
+use crate::checkpoint::short_memory;
 use crate::checkpoint::stall::{self, MeasuredPhases};
 use crate::criu::{ImageError, Pagemap, chunk_ends, failed_processes};
 use crate::files::capture::Capture;
@@ -35,14 +36,14 @@ use crate::sys::path_text::shown;
 use ckpt_protocol::control::{CutTime, Phase, Saved};
 use ckpt_snapshot::{
     AgentsRecord, Cancellable, CutRecord, Input, Manifest, OpenError, ProcessMemory, ProcessTree, ReadError,
-    RelPath, SaveError, SnapshotId, SnapshotWriter, Source, faults,
+    RelPath, SaveError, SnapshotId, SnapshotWriter, Source, faults, size_text,
 };
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The last reason why a checkpoint was not staged in memory. The same reason is logged as a warning once.
@@ -104,6 +105,12 @@ pub enum AttemptError {
     /// Staging failed.
     #[error("cannot stage the images: {0}")]
     Staging(#[source] io::Error),
+    /// The job would have been killed by the kernel.
+    #[error("the checkpoint was given up since memory ran short while the snapshot was being stored: its copy of the job's memory, {}, was freed for the job. Raise the memory limit, or free memory on the machine", size_text(*.bytes))]
+    ShortMemory {
+        /// What was to be stored.
+        bytes: u64,
+    },
     /// CRIU's images cannot be read.
     #[error(transparent)]
     Image(#[from] ImageError),
@@ -452,11 +459,22 @@ impl Attempt<'_> {
             .chain([(&list_path, &list as &dyn Source)])
             .collect();
         self.parts.status.enter(Phase::Persist, sources.iter().map(|(_, source)| source.bytes()).sum());
-        let cancellable =
-            sources.into_iter().map(|(path, from)| (path, Cancellable::new(from, &self.parts.cancelled)));
-        let cancellable: Vec<_> = cancellable.collect();
-        let inputs = cancellable.iter().map(|(path, from)| Input { path: (*path).clone(), from });
-        writer.put(&inputs.collect::<Vec<_>>(), &|bytes| self.parts.status.advance(bytes))?;
+        let is_short = AtomicBool::new(false);
+        let guarded: Vec<_> = sources.iter().map(|(_, from)| Cancellable::new(*from, &is_short)).collect();
+        let cancellable: Vec<_> =
+            guarded.iter().map(|from| Cancellable::new(from, &self.parts.cancelled)).collect();
+        let inputs = sources.iter().zip(&cancellable);
+        let inputs: Vec<_> = inputs.map(|((path, _), from)| Input { path: (*path).clone(), from }).collect();
+        let mut put = || writer.put(&inputs, &|bytes| self.parts.status.advance(bytes));
+        let stored = match dumped.copies_in_memory() {
+            copies if copies.is_empty() => put(),
+            copies => short_memory::while_watched(&copies, &is_short, put).map_err(AttemptError::Staging)?,
+        };
+        if is_short.into_inner() {
+            let bytes = sources.iter().map(|(_, source)| source.bytes()).sum();
+            return Err(AttemptError::ShortMemory { bytes });
+        }
+        stored?;
         drop((files, images));
         let processes: Vec<_> = gpu.iter().map(|stored| stored.process.clone()).collect();
         let cut = dumped

@@ -100,7 +100,17 @@ pub(super) struct Dumped {
     /// A process of the job that has failed.
     pub(super) failed_process: Option<FailedProcess>,
     /// Holds the memory of the images.
-    _staging: Arc<Staging>,
+    staging: Arc<Staging>,
+}
+
+impl Dumped {
+    /// Where the copies of the job's memory are, if that is in memory.
+    pub(super) fn copies_in_memory(&self) -> Vec<&StagedDir> {
+        if !self.staging.is_in_memory() {
+            return Vec::new();
+        }
+        [&self.images, &self.shm].into_iter().chain(self.copies.dirs()).collect()
+    }
 }
 
 /// One try failed.
@@ -489,7 +499,7 @@ impl Attempt<'_> {
             cut: None,
             gpu: Vec::new(),
             failed_process: None,
-            _staging: Arc::clone(staging),
+            staging: Arc::clone(staging),
         })
     }
 

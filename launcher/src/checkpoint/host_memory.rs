@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Only private memory without a file, in mappings of at least [`LEAST_BYTES`], is copied, and only if all of a process can be
-//! read, and it has no asynchronous I/O. CRIU copies the rest. What several processes have at the same addresses is read in a
-//! way that leaves pages shared.
+//! read, and it has no asynchronous I/O. CRIU copies the rest. What several processes have at the same addresses, and all of a
+//! process that shares pages with others, is read in a way that leaves pages shared.
 
 use crate::checkpoint::precopy::MergedPages;
 use crate::criu::Merged;
@@ -17,7 +17,9 @@ use crate::criu::library::CopiedPages;
 use crate::files::staging::{StagedDir, Staging};
 use crate::namespace::{Tree, processes};
 use crate::sys::path_text::read_maps;
-use crate::sys::process_memory::{CopyBuffer, MOST_RANGES, PageTable, overlaps, shared_addresses};
+use crate::sys::process_memory::{
+    CopyBuffer, MOST_RANGES, PageTable, overlaps, shared_addresses, shares_pages,
+};
 use crate::sys::threads::on_all_cores;
 use parking_lot::Mutex;
 use procfs_core::process::{MMPermissions, MMapPath, MemoryMap};
@@ -47,6 +49,9 @@ pub(super) struct HostMemory {
     dir: StagedDir,
     /// By PID in the job's namespace.
     copies: BTreeMap<i32, Copied>,
+    /// PIDs here of the processes that had their pages for themselves when memory was allocated. A child of fork may have moved
+    /// what it shares (mremap).
+    alone: BTreeSet<i32>,
     /// What was allocated in advance, bytes.
     allocated_bytes: u64,
 }
@@ -72,7 +77,7 @@ struct Wanted {
 
 struct Mapping {
     range: Range<u64>,
-    /// Another process has something at these addresses, too: they may share pages.
+    /// The process may share these pages with another one.
     is_shared: bool,
     pages: Vec<Range<u64>>,
 }
@@ -95,12 +100,14 @@ impl HostMemory {
         if Self::is_off() || !staging.is_in_memory() {
             return Ok(None);
         }
-        let found = Wanted::of_all(tree);
+        let found = Wanted::of_all(tree, &BTreeSet::new());
         if found.is_empty() {
             return Ok(None);
         }
         let dir = staging.subdir(name)?;
-        let mut all = Self { name: name.to_owned(), dir, copies: BTreeMap::new(), allocated_bytes: 0 };
+        let alone = found.iter().map(|wanted| wanted.host_pid);
+        let alone = alone.filter(|pid| found.len() == 1 || !shares_pages(*pid)).collect();
+        let mut all = Self { name: name.to_owned(), dir, copies: BTreeMap::new(), alone, allocated_bytes: 0 };
         for wanted in found {
             let bytes = wanted.bytes();
             match Copied::new(&all.dir, wanted.pid, bytes + bytes / GROWTH_PART) {
@@ -133,7 +140,7 @@ impl HostMemory {
         let begun = Instant::now();
         // Those of a try that has failed.
         self.copies.values_mut().for_each(|copied| copied.pages.clear());
-        let mut all = Wanted::of_all(tree);
+        let mut all = Wanted::of_all(tree, &self.alone);
         // A process that is new, or has grown.
         all.retain(|wanted| self.make_room(wanted.pid, wanted.bytes()).is_ok());
         let steps: Vec<_> = all.iter().flat_map(|wanted| self.steps(wanted)).collect();
@@ -296,29 +303,32 @@ impl Copied {
 }
 
 impl Wanted {
-    /// What is copied of all processes that have anything to copy, and can be looked at.
-    fn of_all(tree: Tree) -> Vec<Self> {
+    /// What is copied of all processes that have anything to copy, and can be looked at. Those in `alone` share pages with none.
+    fn of_all(tree: Tree, alone: &BTreeSet<i32>) -> Vec<Self> {
         let maps =
             |(host_pid, pid)| Some((host_pid, pid, read_maps(format!("/proc/{host_pid}/maps")).ok()?.0));
         let all: Vec<_> = processes(tree).into_iter().filter_map(maps).collect();
         let ranges: Vec<_> = all.iter().flat_map(|(.., maps)| maps.iter().map(range)).collect();
         let shared = shared_addresses(ranges.iter());
         let wanted = |(host_pid, pid, maps): &(i32, i32, Vec<MemoryMap>)| {
-            let one = Self::of(*host_pid, *pid, maps, &shared);
+            let shared = alone.contains(host_pid).then_some(&shared[..]);
+            let one = Self::of(*host_pid, *pid, maps, shared);
             let failed = |error: &io::Error| tracing::debug!("process {pid} is left to CRIU: {error}");
             one.inspect_err(failed).ok().filter(|one| one.bytes() > 0)
         };
         all.iter().filter_map(wanted).collect()
     }
 
-    fn of(host_pid: i32, pid: i32, maps: &[MemoryMap], shared: &[Range<u64>]) -> io::Result<Self> {
+    /// What is at the addresses `shared` may be shared; everything, if there are none.
+    fn of(host_pid: i32, pid: i32, maps: &[MemoryMap], shared: Option<&[Range<u64>]>) -> io::Result<Self> {
         // A device may write to its memory while the job is paused, and CRIU reads last what the device says of that.
         let has_aio = maps.iter().any(is_aio);
         let table = PageTable::open(host_pid)?;
         let mut mappings = Vec::new();
         for range in maps.iter().filter(|map| !has_aio && is_copied(map)).map(range) {
             let pages = table.present(range.clone())?;
-            mappings.push(Mapping { is_shared: overlaps(shared, &range), range, pages });
+            let is_shared = shared.is_none_or(|shared| overlaps(shared, &range));
+            mappings.push(Mapping { is_shared, range, pages });
         }
         let memory = mappings.iter().any(|mapping| mapping.is_shared);
         let memory = memory.then(|| File::open(format!("/proc/{host_pid}/mem"))).transpose()?;

@@ -11,5 +11,6 @@ pub mod injected;
 pub mod nodes;
 pub mod precopy;
 pub mod running_job;
+mod short_memory;
 pub mod stall;
 pub mod storing;

@@ -21,12 +21,33 @@ pub const SPARE_BYTES: u64 = 256 << 20;
 /// # Errors
 /// When /proc/meminfo cannot be read.
 pub fn available_bytes() -> io::Result<u64> {
-    let meminfo = Meminfo::from_file("/proc/meminfo").map_err(io::Error::other)?;
-    let machine = meminfo.mem_available.ok_or(io::ErrorKind::InvalidData)?;
-    let cgroups = ProcessCGroups::from_file("/proc/self/cgroup").map_or(Vec::new(), |all| all.0);
-    let mounts = read_mounts(OWN).unwrap_or_default();
-    let cgroups = memory_cgroups(&cgroups, &mounts, with_this_process);
-    Ok(cgroups.iter().map(|(top, cgroup)| left_bytes(top, cgroup)).fold(machine, u64::min))
+    Limits::of_this_process().available_bytes()
+}
+
+/// What limits the memory of this process.
+pub struct Limits {
+    /// See [`memory_cgroups`].
+    cgroups: Vec<(PathBuf, PathBuf)>,
+}
+
+impl Limits {
+    /// Those at present.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        let cgroups = ProcessCGroups::from_file("/proc/self/cgroup").map_or(Vec::new(), |all| all.0);
+        let mounts = read_mounts(OWN).unwrap_or_default();
+        Self { cgroups: memory_cgroups(&cgroups, &mounts, with_this_process) }
+    }
+
+    /// See [`available_bytes`].
+    ///
+    /// # Errors
+    /// When /proc/meminfo cannot be read.
+    pub fn available_bytes(&self) -> io::Result<u64> {
+        let meminfo = Meminfo::from_file("/proc/meminfo").map_err(io::Error::other)?;
+        let machine = meminfo.mem_available.ok_or(io::ErrorKind::InvalidData)?;
+        Ok(self.cgroups.iter().map(|(top, cgroup)| left_bytes(top, cgroup)).fold(machine, u64::min))
+    }
 }
 
 /// Bytes that files at `path`, which need not exist yet, can take. In a file system in memory (a tmpfs) that is what memory

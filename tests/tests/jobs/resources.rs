@@ -185,6 +185,60 @@ fn memory_is_copied_by_ckpt_run_or_by_criu() {
     }
 }
 
+/// A child that moves the memory that it shares with its parent, and says at the end how much of it is still shared, KiB.
+const MOVED: &str = r#"
+import ctypes, os, time
+SIZE, ELSEWHERE, NOHUGEPAGE = 32 << 20, 0x500000000000, 15
+libc = ctypes.CDLL(None)
+libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p
+place, length, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+libc.mmap.argtypes = [place, length, number, number, number, ctypes.c_long]
+libc.mremap.argtypes = [place, length, length, number, place]
+libc.madvise.argtypes = [place, length, number]
+at = libc.mmap(None, SIZE, 3, 0x22, -1, 0)
+libc.madvise(at, SIZE, NOHUGEPAGE)
+ctypes.memmove(at, os.urandom(SIZE), SIZE)
+
+def shared_kib():
+    found, is_inside = 0, False
+    for line in open("/proc/self/smaps"):
+        fields = line.split()
+        if "-" in fields[0]:
+            is_inside = fields[0].startswith(f"{ELSEWHERE:x}-")
+        elif is_inside and fields[0] in ("Shared_Clean:", "Shared_Dirty:"):
+            found += int(fields[1])
+    return found
+
+child = os.fork()
+if child == 0:
+    assert libc.mremap(at, SIZE, SIZE, 3, ELSEWHERE) == ELSEWHERE
+    before = shared_kib()
+    open("ready", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+if child == 0:
+    print(before, shared_kib(), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"#;
+
+#[test]
+fn a_checkpoint_takes_no_shared_pages_apart() {
+    let sandbox = Sandbox::new();
+    let python = python();
+    let mut job = sandbox.start("job", ["-vv", "--", python.to_str().unwrap(), "-c", MOVED]);
+    job.until("the program is set up", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    for _ in 0..2 {
+        job.checkpoint(&sandbox);
+    }
+    assert!(job.said().contains("copying "), "{}", job.said());
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    let kib: Vec<u64> = sandbox.read("job.out").split_whitespace().map(|kib| kib.parse().unwrap()).collect();
+    assert!(kib[0] >= 32 << 10 && kib[1] >= kib[0], "{kib:?}");
+}
+
 /// An alarm goes off while the job is paused: it ends the system call that it would have ended otherwise.
 #[test]
 fn an_alarm_during_a_checkpoint_ends_the_call() {

@@ -105,6 +105,52 @@ fn a_job_that_has_taken_its_memory_is_not_saved_and_goes_on() {
     assert_eq!(sandbox.read("job.out"), "whole\n");
 }
 
+/// There is room for the job and a copy, and for the job when it has grown.
+const GROWS_LIMIT_BYTES: u64 = 1000 << 20;
+
+const GROWS: &str = r#"
+import os, sys, time
+held = [os.urandom(1 << 20) for _ in range(int(sys.argv[1]))]
+open("ready", "w").close()
+while not os.path.exists("grow"):
+    time.sleep(0.001)
+while len(held) < 800:
+    held += [bytes([len(held) % 256]) * (1 << 20) for _ in range(5)]
+    time.sleep(0.005)
+open("grown", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print("whole" if all(held) else "not", len(held), flush=True)
+"#;
+
+/// The job grows while its snapshot is being stored: it gets the memory of the copy.
+#[test]
+fn a_job_that_grows_while_it_is_stored_is_not_killed() {
+    let Some(cgroups) = Cgroups::new("grows", GROWS_LIMIT_BYTES) else {
+        return ckpt_test_skip::skip("no cgroups with limits of memory can be made");
+    };
+    let sandbox = Sandbox::new();
+    let python = python();
+    let words = ["--max-restarts", "0", "--", python.to_str().unwrap(), "-c", GROWS, &JOB_MIB.to_string()];
+    let mut command = sandbox.command(words);
+    command.env("CKPT_FAULT", "save-write=delay:500");
+    let mut job = sandbox.start_command("job", cgroups.command(&command));
+    job.until("the job is ready", || sandbox.path().join("ready").exists().then_some(()));
+    job.until_answering(&sandbox);
+    let mut checkpoint = sandbox.start("checkpoint", ["checkpoint"]);
+    checkpoint.until("the snapshot is being stored", || {
+        (sandbox.json(["status", "--json"])[0]["progress"]["phase"] == "persist").then_some(())
+    });
+    fs::write(sandbox.path().join("grow"), "").unwrap();
+    assert_eq!(checkpoint.wait(), 1, "{}", checkpoint.said());
+    assert!(checkpoint.said().contains("memory ran short while"), "{}", checkpoint.said());
+    job.until("a larger job", || sandbox.path().join("grown").exists().then_some(()));
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("job.out"), "whole 800\n");
+    assert!(!job.said().contains("cannot be staged in memory"), "{}", job.said());
+}
+
 /// A store in memory, whose file system would have room: what the limit leaves counts.
 #[test]
 fn a_store_in_memory_takes_no_more_than_the_limit_leaves() {
