@@ -68,9 +68,20 @@ struct RegularEntry {
     name: Vec<u8>,
     #[prost(uint32, optional, tag = "10")]
     mode: Option<u32>,
+    /// Of programs and libraries, if CRIU could read it.
+    #[prost(uint32, repeated, packed = "false", tag = "11")]
+    build_id: Vec<u32>,
 }
 
 impl RegularEntry {
+    fn is_writable(&self) -> bool {
+        self.flags & 3 != 0
+    }
+
+    fn is_file(&self) -> bool {
+        self.mode.is_none_or(|mode| mode & 0o170_000 == 0o100_000)
+    }
+
     /// The text of its absolute path.
     fn path(&self) -> String {
         format!("/{}", bytes_text(&self.name).trim_start_matches('/'))
@@ -239,9 +250,7 @@ impl Descriptors {
             if linked.contains(&entry.id) {
                 return found.links.push(name);
             }
-            let writable = regular.flags & 3 != 0;
-            let is_file = regular.mode.is_none_or(|mode| mode & 0o170_000 == 0o100_000);
-            if !writable || !is_file {
+            if !regular.is_writable() || !regular.is_file() {
                 return;
             }
             if regular.flags & APPEND == 0 {
@@ -262,6 +271,32 @@ impl Descriptors {
         found.half_closed_ports = half_closed.flat_map(InetEntry::ports).collect();
         found.connected_ports =
             tcp.iter().filter(|one| one.is_connected()).flat_map(InetEntry::ports).collect();
+        Ok(found)
+    }
+
+    /// Absolute paths of regular files that are open or mapped for reading only, without programs and libraries that have a build
+    /// ID, and without files that have lost their name.
+    ///
+    /// # Errors
+    /// When an image cannot be read.
+    pub fn only_read(
+        read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>,
+    ) -> Result<BTreeSet<String>, ImageError> {
+        let mut unnamed = HashSet::new();
+        entries(read, "remap-fpath.img", COMMON_MAGIC, REMAP_MAGIC, |entry: RemapEntry| {
+            unnamed.extend([entry.orig_id, entry.remap_id]);
+        })?;
+        let (mut found, mut written) = (BTreeSet::new(), BTreeSet::new());
+        entries(read, "files.img", COMMON_MAGIC, FILES_MAGIC, |entry: FileEntry| {
+            let regular = entry.regular.filter(|_| !unnamed.contains(&entry.id));
+            let Some(regular) = regular.filter(|regular| regular.is_file() && regular.build_id.is_empty())
+            else {
+                return;
+            };
+            let all = if regular.is_writable() { &mut written } else { &mut found };
+            all.insert(regular.path());
+        })?;
+        found.retain(|path| !written.contains(path));
         Ok(found)
     }
 
@@ -385,7 +420,8 @@ mod tests {
             source_address: vec![0x0100_007f],
             peer_address: vec![0x0100_007f],
         };
-        let regular = RegularEntry { flags: APPEND | 1, name: b"tmp/log".to_vec(), mode: Some(0o100_644) };
+        let (name, mode) = (b"tmp/log".to_vec(), Some(0o100_644));
+        let regular = RegularEntry { flags: APPEND | 1, name, mode, build_id: Vec::new() };
         let file = |id| FileEntry { id, regular: None, inet: None, unix: None };
         let files = [
             FileEntry { regular: Some(regular), ..file(1) },

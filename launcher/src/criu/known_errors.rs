@@ -28,6 +28,10 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
         "Can't dump that handle",
         "a process watches files with inotify or fanotify: CRIU can save that only with CAP_DAC_READ_SEARCH in the initial user namespace, see `ckpt-run docs privileges`",
     ),
+    (
+        "Can't make VM id",
+        "a process shares its memory with another one that is none of its threads (clone with CLONE_VM), and CRIU cannot save that. A child of vfork does so until it has executed its program: another attempt may succeed",
+    ),
     ("io_uring", "a process uses io_uring"),
     ("Can't dump file", "a process has a file or device open that cannot be saved"),
     ("Unsupported socket", "a process has a socket of a kind that cannot be saved"),
@@ -73,6 +77,10 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
     ),
     ("No space left on device", "not enough disk space or memory for the images"),
     ("Cannot allocate memory", "not enough memory for the images"),
+    (
+        "killed by signal 9",
+        "a process was killed while it was restored. The kernel does that when the machine, or the memory limit of the cgroup, has no memory left",
+    ),
     ("Timeout reached", "the processes did not stop in time"),
     ("Compel injection", "a process could not be stopped at a suitable point (another attempt may succeed)"),
     ("is already being traced", "a debugger or strace is attached to a process of the job: detach it"),

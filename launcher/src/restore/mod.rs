@@ -10,6 +10,7 @@ mod nodes;
 mod placing;
 pub mod put_back;
 mod queues;
+mod read_files;
 mod resets;
 pub mod resume;
 mod unmounted;

@@ -245,7 +245,14 @@ impl Target for ForProcess<'_> {
             Place::Memory(address) => Some((address, &bytes[range])),
             Place::Image(_) => None,
         });
-        process_memory::write(self.host_pid, &parts.collect::<Vec<_>>())
+        process_memory::write(self.host_pid, &parts.collect::<Vec<_>>()).map_err(|error| {
+            match error.raw_os_error() {
+                Some(libc::ESRCH) => io::Error::other(
+                    "the process was killed while its memory was written. The kernel does that when the machine, or the memory limit of the cgroup, has no memory left",
+                ),
+                _ => error,
+            }
+        })
     }
 }
 

@@ -25,7 +25,7 @@ use crate::gpu::placement::{self, GpuMap};
 use crate::gpu::preload::{self, Interposer};
 use crate::job::alive::{LastAlive, end_put_back};
 use crate::job::attempt_logs::prune_attempt_logs;
-use crate::job::journal::Journal;
+use crate::job::journal::{Entry, EventKind, Journal};
 use crate::job::ownership::Ownership;
 use crate::job::resume_point::abandon_after;
 use crate::namespace::stdio::{self, Stdio, check_input, terminal_key};
@@ -34,7 +34,7 @@ use crate::restore::file_plan::{FilePlan, Present, inventory_of_open_files};
 use crate::restore::kept::{self, Kept};
 use crate::restore::loading::{self, Loading, Origin, READING};
 use crate::restore::put_back::{self, PutBack, temporary_names};
-use crate::restore::{limits, queues, resets, unmounted};
+use crate::restore::{limits, queues, read_files, resets, unmounted};
 use crate::store::answer::{AnswerWatch, RECORDING};
 use crate::store::tiers::{DISK, MEMORY};
 use crate::sys::deadline::{
@@ -424,6 +424,11 @@ impl Resumer<'_> {
         let queues = queues::prepare(loading.images())?;
         if self.put_back.borrow().is_none() {
             limits::warn_of_lower(loading.images());
+            let taken = SystemTime::UNIX_EPOCH + Duration::from_millis(manifest.taken_unix_ms);
+            if let Some(what) = read_files::changed(loading.images(), &inventory, taken) {
+                tracing::warn!("{what}");
+                self.journal.add(&Entry::new(EventKind::Noted, what));
+            }
         }
         let stdio =
             Stdio::prepare(Some(&manifest.stdio)).context("cannot make the job's standard streams")?;

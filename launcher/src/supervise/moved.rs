@@ -13,7 +13,7 @@ use std::fs;
 use std::path::Path;
 
 /// Refuses to start a job from the beginning beside an unfinished job with the same command and snapshots, whose directory is
-/// gone, in a store in this directory.
+/// gone, or is this one by another path, in a store in this directory.
 ///
 /// # Errors
 /// Bad input, with the ways out.
@@ -22,11 +22,15 @@ pub(super) fn refuse(config: &Config, opened: &OpenedJob, resume: &Resume) -> Re
     if *resume != Resume::Auto || !is_in(&config.store.dir, &opened.identity.cwd) || !is_new() {
         return Ok(());
     }
+    let leads_here = |record: &JobRecord| {
+        fs::canonicalize(text_path(&record.cwd)).is_ok_and(|dir| path_text(&dir) == opened.identity.cwd)
+    };
     let is_moved = |record: &JobRecord| {
         record.argv == opened.identity.argv
             && record.outcome != JobOutcome::Complete
             && !record.cwd.is_empty()
-            && matches!(text_path(&record.cwd).try_exists(), Ok(false))
+            && record.cwd != opened.identity.cwd
+            && (matches!(text_path(&record.cwd).try_exists(), Ok(false)) || leads_here(record))
     };
     let moved = |job: JobDir| {
         let record = job.record().ok()??;
@@ -36,8 +40,14 @@ pub(super) fn refuse(config: &Config, opened: &OpenedJob, resume: &Resume) -> Re
     };
     let jobs = Root::open(&config.store).and_then(|root| root.jobs()).unwrap_or_default();
     let Some((job, record)) = jobs.into_iter().find_map(moved) else { return Ok(()) };
+    let what = if leads_here(&record) {
+        format!("That path leads to this directory now. To resume it: --job {}", job.key())
+    } else {
+        "That directory does not exist any more, and a job is resumed in its directory: move it back, and run the command there"
+            .to_owned()
+    };
     Err(bad_input(anyhow!(
-        "the store {} has the unfinished job {} with this command, which was started in {}. That directory does not exist any more, and a job is resumed in its directory: move it back, and run the command there. To start from the beginning here: --resume never",
+        "the store {} has the unfinished job {} with this command, which was started in {}. {what}. To start from the beginning here: --resume never",
         config.store.name(),
         job.key(),
         text_path(&record.cwd).display()

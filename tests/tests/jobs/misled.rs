@@ -651,6 +651,17 @@ fn a_job_whose_directory_was_moved_does_not_begin_again() {
     let mut moved = start_in(&mut sandbox, "new", "moved", &[]);
     assert_eq!(moved.wait(), 2, "{}", moved.said());
     assert!(moved.said().contains(&format!("was started in {}", old.display())), "{}", moved.said());
+    // By a symbolic link, it is in its directory again.
+    std::os::unix::fs::symlink(&new, &old).unwrap();
+    let mut linked = start_in(&mut sandbox, "new", "linked", &[]);
+    assert_eq!(linked.wait(), 2, "{}", linked.said());
+    let said = linked.said();
+    let key = said.split_once("leads to this directory now. To resume it: --job ").expect(&said).1;
+    let key = key.split_once(". To start").expect(&said).0.to_owned();
+    let mut named = start_in(&mut sandbox, "new", "named", &["--job", &key]);
+    named.until("a resume", || sandbox.read("named.err").contains("resumed from snapshot").then_some(()));
+    named.kill_everything();
+    fs::remove_file(&old).unwrap();
     // A job that is begun again there is the one of this directory.
     for (name, options) in [("fresh", &["--resume", "never"][..]), ("again", &[])] {
         let mut fresh = start_in(&mut sandbox, "new", name, options);
