@@ -188,6 +188,14 @@ pub struct Call<'a> {
     number: u32,
 }
 
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && self.status().is_none() {
+            eprintln!("--- output of what has not ended\n{}", self.said());
+        }
+    }
+}
+
 impl Call<'_> {
     fn file(&self, kind: &str) -> PathBuf {
         self.machine.shared().join(format!("{}.{kind}", self.number))
@@ -231,7 +239,7 @@ impl Call<'_> {
     /// When it does not end.
     #[must_use]
     pub fn wait(&self) -> i32 {
-        self.machine.until(&format!("the end of a script\n{}", self.said()), || self.status())
+        self.machine.until("the end of a script", || self.status())
     }
 
     /// The same for one that has to succeed; returns its output.

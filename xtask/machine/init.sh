@@ -22,6 +22,7 @@ busybox mount -t sysfs sysfs sys
 busybox mount -t cgroup2 cgroup2 sys/fs/cgroup
 busybox mount -t devtmpfs devtmpfs dev
 busybox mkdir -p dev/pts dev/shm run/host
+busybox ln -s /proc/self/fd dev/fd
 busybox mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts dev/pts
 busybox mount -t tmpfs -o mode=1777 tmpfs dev/shm
 busybox mount -t 9p -o "$options" host run/host

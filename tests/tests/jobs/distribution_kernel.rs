@@ -45,6 +45,7 @@ fn pass_in_a_machine(tests: &[String], variables: &[(&str, &str)]) -> Vec<String
     machine.ok(&format!("mount /dev/vda '{}'\n", workspace().join("target/tests").display()));
     let (mut skipped, mut failed) = (Vec::new(), Vec::new());
     for name in tests {
+        println!("{name}");
         let test = machine.start_test_with(name, variables);
         if test.wait() != 0 {
             failed.push(format!("{name}: {}", test.said()));

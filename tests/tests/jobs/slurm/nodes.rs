@@ -285,3 +285,43 @@ fn a_job_on_four_nodes_is_preempted_requeued_and_refused_with_another_node() {
     cluster.until_says(&last, &["JobState=COMPLETED", "ExitCode=0:0"]);
     assert_rounds(&cluster, PARTS, &log());
 }
+
+/// With a network of its own, the job goes on when another node takes the place of one that is drained.
+#[test]
+fn a_drained_node_is_replaced() {
+    const PARTS: usize = 4;
+    if !is_full_run_or_skip() {
+        return;
+    }
+    let cluster = cluster(PARTS + 1);
+    let dir = cluster.sandbox.path();
+    let names: Vec<_> = (0..PARTS).map(|node| format!("ckpt-node-{node}")).collect();
+    part_with(dir, "--network job", &names.join(" "));
+    let batch = script(&dir.join("batch"), BATCH);
+    set_slow(dir, PARTS, true);
+    let log = || cluster.sandbox.read("ring.log");
+    let until_round = |round: usize| {
+        until("rounds of all parts", || {
+            (0..PARTS).all(|node| rounds(&cluster, node).lines().count() >= round).then_some(())
+        });
+    };
+    let job = submit(&cluster, &batch, &[]);
+    until_round(5);
+    let hosts = |cluster: &Cluster| cluster.ok(&["scontrol", "show", "job", &job]);
+    let first = hosts(&cluster);
+    let is_on =
+        |shown: &str, nodes: &str| shown.lines().any(|line| line.trim() == format!("NodeList={nodes}"));
+    assert!(is_on(&first, "node[0-3]"), "{first}");
+    cluster.ok(&["scontrol", "update", "NodeName=node3", "State=drain", "Reason=test"]);
+    cluster.ok(&["scancel", "--batch", "--signal=USR1", &job]);
+    cluster.until_says(&job, &["JobState=PENDING", "Restarts=1"]);
+    let before = rounds(&cluster, 0).lines().count();
+    cluster.start_again(&job);
+    until_round(before + 5);
+    let then = hosts(&cluster);
+    assert!(is_on(&then, "node[0-2,4]"), "{then}");
+    assert!(log().contains("resumed from snapshot"), "{}", log());
+    set_slow(dir, PARTS, false);
+    cluster.until_says(&job, &["JobState=COMPLETED", "ExitCode=0:0"]);
+    assert_rounds(&cluster, PARTS, &log());
+}
