@@ -468,7 +468,7 @@ impl Attempt<'_> {
         let mut put = || writer.put(&inputs, &|bytes| self.parts.status.advance(bytes));
         let stored = match dumped.copies_in_memory() {
             copies if copies.is_empty() => put(),
-            copies => short_memory::while_watched(&copies, &is_short, put).map_err(AttemptError::Staging)?,
+            copies => short_memory::while_watched(&copies, &is_short, put),
         };
         if is_short.into_inner() {
             let bytes = sources.iter().map(|(_, source)| source.bytes()).sum();

@@ -104,12 +104,12 @@ pub(super) struct Dumped {
 }
 
 impl Dumped {
-    /// Where the copies of the job's memory are, if that is in memory.
+    /// Where the copies of the job's memory are, the largest first, if that is in memory.
     pub(super) fn copies_in_memory(&self) -> Vec<&StagedDir> {
         if !self.staging.is_in_memory() {
             return Vec::new();
         }
-        [&self.images, &self.shm].into_iter().chain(self.copies.dirs()).collect()
+        self.copies.dirs().into_iter().chain([&self.images, &self.shm]).collect()
     }
 }
 

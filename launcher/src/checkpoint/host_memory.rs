@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Only private memory without a file, in mappings of at least [`LEAST_BYTES`], is copied, and only if all of a process can be
-//! read, and it has no asynchronous I/O. CRIU copies the rest. What several processes have at the same addresses, and all of a
-//! process that shares pages with others, is read in a way that leaves pages shared.
+//! read, and it has no asynchronous I/O. CRIU copies the rest. What several processes have at the same addresses, and all of
+//! those of which one has forked the other, is read in a way that leaves pages shared.
 
 use crate::checkpoint::precopy::MergedPages;
 use crate::criu::Merged;
@@ -17,12 +17,11 @@ use crate::criu::library::CopiedPages;
 use crate::files::staging::{StagedDir, Staging};
 use crate::namespace::{Tree, processes};
 use crate::sys::path_text::read_maps;
-use crate::sys::process_memory::{
-    CopyBuffer, MOST_RANGES, PageTable, overlaps, shared_addresses, shares_pages,
-};
+use crate::sys::process_memory::{CopyBuffer, MOST_RANGES, PageTable, overlaps, shared_addresses};
 use crate::sys::threads::on_all_cores;
 use parking_lot::Mutex;
-use procfs_core::process::{MMPermissions, MMapPath, MemoryMap};
+use procfs_core::FromRead as _;
+use procfs_core::process::{MMPermissions, MMapPath, MemoryMap, Stat};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Write};
@@ -49,9 +48,6 @@ pub(super) struct HostMemory {
     dir: StagedDir,
     /// By PID in the job's namespace.
     copies: BTreeMap<i32, Copied>,
-    /// PIDs here of the processes that had their pages for themselves when memory was allocated. A child of fork may have moved
-    /// what it shares (mremap).
-    alone: BTreeSet<i32>,
     /// What was allocated in advance, bytes.
     allocated_bytes: u64,
 }
@@ -100,14 +96,12 @@ impl HostMemory {
         if Self::is_off() || !staging.is_in_memory() {
             return Ok(None);
         }
-        let found = Wanted::of_all(tree, &BTreeSet::new());
+        let found = Wanted::of_all(tree);
         if found.is_empty() {
             return Ok(None);
         }
         let dir = staging.subdir(name)?;
-        let alone = found.iter().map(|wanted| wanted.host_pid);
-        let alone = alone.filter(|pid| found.len() == 1 || !shares_pages(*pid)).collect();
-        let mut all = Self { name: name.to_owned(), dir, copies: BTreeMap::new(), alone, allocated_bytes: 0 };
+        let mut all = Self { name: name.to_owned(), dir, copies: BTreeMap::new(), allocated_bytes: 0 };
         for wanted in found {
             let bytes = wanted.bytes();
             match Copied::new(&all.dir, wanted.pid, bytes + bytes / GROWTH_PART) {
@@ -140,7 +134,7 @@ impl HostMemory {
         let begun = Instant::now();
         // Those of a try that has failed.
         self.copies.values_mut().for_each(|copied| copied.pages.clear());
-        let mut all = Wanted::of_all(tree, &self.alone);
+        let mut all = Wanted::of_all(tree);
         // A process that is new, or has grown.
         all.retain(|wanted| self.make_room(wanted.pid, wanted.bytes()).is_ok());
         let steps: Vec<_> = all.iter().flat_map(|wanted| self.steps(wanted)).collect();
@@ -303,15 +297,16 @@ impl Copied {
 }
 
 impl Wanted {
-    /// What is copied of all processes that have anything to copy, and can be looked at. Those in `alone` share pages with none.
-    fn of_all(tree: Tree, alone: &BTreeSet<i32>) -> Vec<Self> {
+    /// What is copied of all processes that have anything to copy, and can be looked at.
+    fn of_all(tree: Tree) -> Vec<Self> {
         let maps =
             |(host_pid, pid)| Some((host_pid, pid, read_maps(format!("/proc/{host_pid}/maps")).ok()?.0));
         let all: Vec<_> = processes(tree).into_iter().filter_map(maps).collect();
         let ranges: Vec<_> = all.iter().flat_map(|(.., maps)| maps.iter().map(range)).collect();
         let shared = shared_addresses(ranges.iter());
+        let relatives = relatives(all.iter().map(|(host_pid, ..)| *host_pid));
         let wanted = |(host_pid, pid, maps): &(i32, i32, Vec<MemoryMap>)| {
-            let shared = alone.contains(host_pid).then_some(&shared[..]);
+            let shared = (!relatives.contains(host_pid)).then_some(&shared[..]);
             let one = Self::of(*host_pid, *pid, maps, shared);
             let failed = |error: &io::Error| tracing::debug!("process {pid} is left to CRIU: {error}");
             one.inspect_err(failed).ok().filter(|one| one.bytes() > 0)
@@ -342,6 +337,17 @@ impl Wanted {
 
 fn range(map: &MemoryMap) -> Range<u64> {
     map.address.0..map.address.1
+}
+
+/// The processes of which one has forked another, which has not executed a program since: they have the same first stack. They
+/// may share pages at different addresses, too, if one has moved its memory (mremap).
+fn relatives(pids: impl Iterator<Item = i32>) -> BTreeSet<i32> {
+    let mut by_stack: BTreeMap<Option<u64>, Vec<i32>> = BTreeMap::new();
+    for pid in pids {
+        let stack = Stat::from_file(format!("/proc/{pid}/stat")).ok().map(|stat| stat.startstack);
+        by_stack.entry(stack.filter(|stack| *stack != 0)).or_default().push(pid);
+    }
+    by_stack.into_values().filter(|pids| pids.len() > 1).flatten().collect()
 }
 
 /// A context of asynchronous I/O (io_setup).

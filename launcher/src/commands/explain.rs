@@ -7,6 +7,7 @@ use crate::cli::config::Config;
 use crate::files::inventory::Inventory;
 use crate::job::journal::{Entry, EventKind, Journal};
 use crate::job::resume_point;
+use crate::job::times;
 use crate::persist::journal_copies;
 use crate::store::root::Root;
 use crate::store::tiers;
@@ -32,6 +33,9 @@ struct Story {
     /// Whether another machine has continued the job since, as its object store says.
     #[serde(skip)]
     has_moved: bool,
+    /// The machine whose launcher has recorded no end, if that is another one: it may run the job.
+    #[serde(skip)]
+    may_run_on: Option<String>,
     /// Whether the next run starts from a snapshot, if that is known.
     #[serde(skip)]
     can_be_resumed: Option<bool>,
@@ -72,7 +76,11 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
     })?;
     let running = job.is_locked();
     let unfinished = job.record()?.filter(|record| record.outcome == JobOutcome::Unfinished);
-    let died = unfinished.filter(|_| !running && is_end_missing(&entries));
+    let is_elsewhere = journal_copies::may_run_elsewhere(&config.store, job, &entries);
+    let is_open = unfinished.is_some() && !running && is_end_missing(&entries);
+    let host = times::newest_host(&entries).map(str::to_owned);
+    let may_run_on = host.filter(|_| is_open && is_elsewhere);
+    let died = unfinished.filter(|_| is_open && !is_elsewhere);
     let died_without_a_word = died.is_some();
     let has_moved = died.is_some_and(|record| newer_claim(config, job, &record).is_some());
     let lost = if died_without_a_word { lost_in_memory(config, job) } else { None };
@@ -82,7 +90,17 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
     // Of a store that cannot be read, other commands say so.
     let can_be_resumed = if died_without_a_word { can_be_resumed(config, job).ok() } else { None };
     let job = job.key().to_string();
-    Ok(Story { job, running, died_without_a_word, has_moved, can_be_resumed, lost, entries, uncovered_files })
+    Ok(Story {
+        job,
+        running,
+        died_without_a_word,
+        has_moved,
+        may_run_on,
+        can_be_resumed,
+        lost,
+        entries,
+        uncovered_files,
+    })
 }
 
 /// The newest snapshot that was only in the memory of a launcher that died, if the store has none that is as new.
@@ -113,13 +131,17 @@ fn is_end_missing(entries: &[Entry]) -> bool {
 /// The entries that are shown: when launchers started and ended is for `ckpt-run report`, but where the end of one is
 /// missing, it died.
 pub(super) fn with_deaths(entries: Vec<Entry>) -> Vec<Entry> {
-    let (mut shown, mut is_open) = (Vec::new(), false);
+    // The machine of a launcher without an end, and when it has written last.
+    let (mut shown, mut open, mut written_ms) = (Vec::new(), None, 0);
     for entry in entries {
+        let last_ms = std::mem::replace(&mut written_ms, entry.unix_ms);
         match entry.kind {
             EventKind::LauncherStarted => {
-                let died = std::mem::replace(&mut is_open, true).then(|| Entry {
-                    unix_ms: entry.measured.alive_unix_ms.unwrap_or(entry.unix_ms),
-                    ..Entry::new(EventKind::Died, DIED)
+                let died = open.replace(entry.measured.host.clone()).map(|host| {
+                    let is_known = host == entry.measured.host;
+                    let alive_ms = entry.measured.alive_unix_ms.unwrap_or(entry.unix_ms);
+                    let unix_ms = if is_known { alive_ms } else { last_ms };
+                    Entry { unix_ms, ..Entry::new(EventKind::Died, DIED) }
                 });
                 // What the launcher waited for comes before its start.
                 let is_own =
@@ -127,7 +149,7 @@ pub(super) fn with_deaths(entries: Vec<Entry>) -> Vec<Entry> {
                 let at = shown.len() - shown.iter().rev().take_while(is_own).count();
                 shown.splice(at..at, died);
             }
-            EventKind::LauncherEnded => is_open = false,
+            EventKind::LauncherEnded => open = None,
             _ => shown.push(entry),
         }
     }
@@ -202,6 +224,17 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
     }
     for text in &story.uncovered_files {
         writeln!(out, "  {:<20}  {:<11}  {}", "newest snapshot", "not covered", print::plain(text))?;
+    }
+    if let Some(host) = &story.may_run_on {
+        writeln!(
+            out,
+            "  {:<20}  {:<11}  the ckpt-run on the machine {} has not recorded its end: the job runs there, or was killed\n  {:<20}  {:<11}  look there. If that machine is lost, run the same command again here: the job resumes from its newest snapshot",
+            "then",
+            "unknown",
+            print::plain(host),
+            "",
+            "to do"
+        )?;
     }
     if story.died_without_a_word {
         let to_do = if story.has_moved {
@@ -333,6 +366,7 @@ mod tests {
             can_be_resumed: Some(true),
             died_without_a_word: true,
             has_moved: false,
+            may_run_on: None,
             lost: Some(SnapshotId::new(9, SystemTime::UNIX_EPOCH)),
             entries: vec![output(), complete, output(), Entry::new(EventKind::Saved, "saved"), failed],
             uncovered_files: vec!["/work/model: too large".into()],
@@ -350,8 +384,16 @@ mod tests {
         assert!(out.contains("not covered  /work/model: too large"), "{out}");
         assert!(out.contains("run the same command again: it resumes"), "{out}");
         let mut out = Vec::new();
-        report(&mut out, &Story { has_moved: true, ..story }).unwrap();
+        let story = Story { has_moved: true, ..story };
+        report(&mut out, &story).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(out.contains("look on the machine") && !out.contains("run the same command"), "{out}");
+        let may_run_on = Some("there".to_owned());
+        let elsewhere = Story { may_run_on, died_without_a_word: false, entries: Vec::new(), ..story };
+        let mut out = Vec::new();
+        report(&mut out, &elsewhere).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.contains("on the machine there has not recorded its end"), "{out}");
+        assert!(!out.contains("died"), "{out}");
     }
 }

@@ -4,7 +4,8 @@ use super::explain::{with_deaths, write_entry, write_lines};
 use super::jobs::{one_job, output};
 use super::print;
 use crate::cli::config::Config;
-use crate::job::journal::{Entry, EventKind, Journal};
+use crate::job::journal::{Entry, EventKind};
+use crate::persist::journal_copies;
 use crate::store::tiers;
 use anyhow::{Context, Result};
 use ckpt_snapshot::{JobDir, StdioRecord};
@@ -35,7 +36,7 @@ struct Logs {
 /// Bad input; a journal that cannot be read.
 pub fn logs(config: &Config, named: Option<&str>, json: bool) -> Result<i32> {
     let job = one_job(config, named)?;
-    let entries = Journal::of(&job).entries();
+    let entries = journal_copies::of_all_machines(&config.store, &job);
     let entries = entries.with_context(|| format!("cannot read the journal of the job {}", job.key()))?;
     let running = job.is_locked();
     let logs = Logs {

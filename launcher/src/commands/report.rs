@@ -49,7 +49,8 @@ pub fn report(config: &Config, named: Option<&str>, json: bool, to: Option<&Path
     let read_unix_ms = unix_ms(SystemTime::now());
     let entries = journal_copies::of_all_machines(&config.store, &job)
         .with_context(|| format!("cannot read the journal of the job {}", job.key()))?;
-    let times = times::of_entries(&job, is_running, &entries)
+    let is_elsewhere = journal_copies::may_run_elsewhere(&config.store, &job, &entries);
+    let times = times::of_entries(&job, is_running, is_elsewhere, &entries)
         .ok_or_else(|| bad_input(anyhow!("nothing is recorded of the job {}", job.key())))?;
     let report = Report {
         version: SCHEMA_VERSION,

@@ -77,15 +77,17 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
     ),
     ("No space left on device", "not enough disk space or memory for the images"),
     ("Cannot allocate memory", "not enough memory for the images"),
-    (
-        "killed by signal 9",
-        "a process was killed while it was restored. The kernel does that when the machine, or the memory limit of the cgroup, has no memory left",
-    ),
     ("Timeout reached", "the processes did not stop in time"),
     ("Compel injection", "a process could not be stopped at a suitable point (another attempt may succeed)"),
     ("is already being traced", "a debugger or strace is attached to a process of the job: detach it"),
     ("Unable to interrupt task", "a process could not be stopped (a debugger, or a hanging file system)"),
 ];
+
+/// After an error, CRIU kills what it has restored, and logs that, too: it explains something as the first error only.
+const KILLED: (&str, &str) = (
+    "killed by signal 9",
+    "a process was killed. The kernel does that when the machine, or the memory limit of the cgroup, has no memory left",
+);
 
 /// Errors that CRIU logs and recovers from.
 const HARMLESS: &[&str] = &["Can't setup RLIMIT_NOFILE for self", "net: Unexpected error"];
@@ -103,6 +105,7 @@ pub fn explain(log: &str) -> Option<String> {
         .map_or(message, |(_, rest)| rest.split_once("): ").map_or(rest, |(_, text)| text));
     let explanation =
         errors.iter().find_map(|line| KNOWN_ERRORS.iter().find(|(part, _)| line.contains(part)));
+    let explanation = explanation.or_else(|| Some(&KILLED).filter(|(part, _)| first.contains(part)));
     Some(match explanation {
         Some((_, explanation)) => format!("{explanation} (CRIU: {})", message.trim()),
         None => format!("CRIU: {}", message.trim()),
@@ -120,5 +123,9 @@ mod tests {
         assert!(text.contains("changed its length") && text.contains("File x has bad size 3"), "{text}");
         assert_eq!(explain("(00.1) Error (criu/q.c:1): odd thing\n").unwrap(), "CRIU: odd thing");
         assert_eq!(explain("all well\n"), None);
+        let killed = "(00.2) Error (criu/cr-restore.c:1): 10002 killed by signal 9: Killed\n";
+        assert!(explain(killed).unwrap().contains("no memory left"));
+        let after = format!("(00.1) Error (criu/q.c:1): odd thing\n{killed}");
+        assert_eq!(explain(&after).unwrap(), "CRIU: odd thing");
     }
 }

@@ -313,7 +313,11 @@ impl StagedDir {
         let mut found = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.fd)? {
             let entry = entry?;
-            let stat = rustix::fs::statat(&self.fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+            let stat = match rustix::fs::statat(&self.fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW) {
+                // Another thread has removed it.
+                Err(rustix::io::Errno::NOENT) => continue,
+                other => other?,
+            };
             let is_file =
                 rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
             if let (true, Ok(name)) = (is_file, entry.file_name().to_str()) {

@@ -190,6 +190,13 @@ pub fn last_beat(dir: &JobDir) -> Option<SystemTime> {
     Some(end.map_or(beat + HEARTBEAT_INTERVAL / 2, |last| last.at))
 }
 
+/// The machine on which that was.
+#[must_use]
+pub fn host_of_beat(dir: &JobDir) -> Option<String> {
+    let text = read_regular(&alive_path(dir), RECORD_MAX_BYTES).ok()?;
+    Some(serde_json::from_slice::<Record>(&text).ok()?.boot.hostname)
+}
+
 /// Touches the file while the job runs, until it is dropped.
 pub struct Heartbeat {
     _end: Sender<()>,

@@ -14,7 +14,6 @@
 use super::alive;
 use super::journal::{Entry, EventKind, Journal};
 use super::status::unix_ms;
-use crate::sys::host;
 use ckpt_protocol::control::StallPhases;
 use ckpt_snapshot::JobDir;
 use serde::Serialize;
@@ -294,22 +293,29 @@ impl Times {
 /// # Errors
 /// When its journal cannot be read.
 pub fn of_job(job: &JobDir, is_running: bool) -> io::Result<Option<Times>> {
-    Ok(of_entries(job, is_running, &Journal::of(job).entries()?))
+    Ok(of_entries(job, is_running, false, &Journal::of(job).entries()?))
 }
 
-/// The times of a job with these entries.
+/// The times of a job with these entries; `is_elsewhere` is whether its newest launcher may run on another machine.
 #[must_use]
-pub fn of_entries(job: &JobDir, is_running: bool, entries: &[Entry]) -> Option<Times> {
-    let mut launchers = entries.iter().rev().filter(|entry| entry.kind == EventKind::LauncherStarted);
-    let newest = launchers.find_map(|entry| entry.measured.host.as_ref());
-    let is_here = newest.is_none_or(|host| *host == host::facts().hostname);
+pub fn of_entries(job: &JobDir, is_running: bool, is_elsewhere: bool, entries: &[Entry]) -> Option<Times> {
+    // The file is of the machine on which the job ran last in this directory.
+    let (beat, newest) = (alive::host_of_beat(job), newest_host(entries));
+    let is_of_newest = beat.is_none() || newest.is_none() || beat.as_deref() == newest;
     let live = Live {
         now_unix_ms: unix_ms(SystemTime::now()),
         is_running,
-        alive_unix_ms: alive::last_beat(job).filter(|_| is_here).map(unix_ms),
-        is_elsewhere: !is_running && !is_here,
+        alive_unix_ms: alive::last_beat(job).filter(|_| is_of_newest).map(unix_ms),
+        is_elsewhere,
     };
     times(entries, live)
+}
+
+/// The machine of the launcher that has begun last, if it is recorded.
+#[must_use]
+pub fn newest_host(entries: &[Entry]) -> Option<&str> {
+    let newest = entries.iter().rfind(|entry| entry.kind == EventKind::LauncherStarted)?;
+    newest.measured.host.as_deref()
 }
 
 /// The times of the newest run of a job; `None` if the journal has no start of it.

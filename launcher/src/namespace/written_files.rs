@@ -102,19 +102,19 @@ pub(super) struct Tracker {
 }
 
 /// Files whose changes are not reported, since their paths are among those since the last snapshot. Other events of them are.
-/// They have one name each; when it changes, whoever changes it, all changes are reported again.
+/// They have one name each; when a program moves or deletes it, all changes are reported again.
 #[derive(Default)]
 struct Quiet {
     /// File system, directory and name of each.
     names: HashSet<Vec<u8>>,
-    /// How many there have been since the last snapshot.
-    count: usize,
+    /// They cannot be reported again: no more are added.
+    is_over: bool,
 }
 
 impl Quiet {
     /// Changes of the file at `path` are not reported from now on.
     fn add(&mut self, events: &File, path: &str, name: Vec<u8>) {
-        if self.count >= QUIET_FILES {
+        if self.is_over || self.names.len() >= QUIET_FILES {
             return;
         }
         let path = text_path(path);
@@ -136,15 +136,15 @@ impl Quiet {
         } else {
             tracing::debug!("changes of a file stay reported: {}", io::Error::last_os_error());
         }
-        self.count += 1;
     }
 
     /// Whether the event is of a name that is not what it was.
     fn is_renamed(&self, event: &Event<'_>) -> bool {
         let is_known = || event.named.is_some_and(|named| self.names.contains(&name_key(named)));
-        event.mask & libc::FAN_MOVED_FROM != 0
-            && !self.names.is_empty()
-            && (event.mask & libc::FAN_ONDIR != 0 || is_known())
+        let has = |mask| event.mask & mask != 0;
+        let is_moved_directory = has(libc::FAN_MOVED_FROM) && has(libc::FAN_ONDIR);
+        let is_gone = has(libc::FAN_MOVED_FROM) || has(libc::FAN_DELETE);
+        !self.names.is_empty() && (is_moved_directory || is_gone && is_known())
     }
 
     /// All changes are reported again. Returns whether that is so.
@@ -160,7 +160,7 @@ impl Quiet {
             unsafe { libc::fanotify_mark(events.as_raw_fd(), flags, 0, libc::AT_FDCWD, std::ptr::null()) };
         if flushed != 0 {
             tracing::warn!("changes of files are not reported: {}", io::Error::last_os_error());
-            self.count = QUIET_FILES;
+            self.is_over = true;
         }
         flushed == 0
     }
@@ -319,9 +319,7 @@ impl Tracker {
         }
         let is_complete = !std::mem::take(&mut self.is_incomplete);
         // What is changed from here on is reported, and belongs to the next ones.
-        if self.quiet.end(&self.events) {
-            self.quiet.count = 0;
-        } else {
+        if !self.quiet.end(&self.events) {
             self.record(&[], true);
         }
         (std::mem::take(&mut self.paths).into_iter().collect(), is_complete)

@@ -12,10 +12,12 @@
 use crate::job::claim::ClaimedJob;
 use crate::job::journal::{Entry, EventKind, Journal, with_others};
 use crate::job::ownership::OwnershipError;
+use crate::job::times;
 use crate::store::options::StoreOptions;
 use crate::store::tiers;
 use crate::sys::deadline::{JOURNAL_COPY_INTERVAL, JOURNAL_LAST_COPY_TIMEOUT};
-use anyhow::{Context, Result};
+use crate::sys::host;
+use anyhow::Result;
 use ckpt_object_medium::Options;
 use ckpt_snapshot::codec::Codec;
 use ckpt_snapshot::medium::{Medium, read_all};
@@ -58,6 +60,7 @@ struct Work {
     /// Objects that are to be deleted once there is a newer copy.
     outdated: BTreeSet<String>,
     is_failure_reported: bool,
+    is_removal_reported: bool,
 }
 
 /// Checks that the job is still this launcher's.
@@ -73,18 +76,17 @@ enum Copied {
 }
 
 impl JournalCopies {
-    /// Starts the thread; `None` if the job has no snapshots in an object store. Nothing is sent yet.
-    ///
-    /// # Errors
-    /// When the thread cannot be started.
+    /// Starts the thread; `None` if the job has no snapshots in an object store, or there can be no more threads. Nothing is sent
+    /// yet.
+    #[must_use]
     pub fn start(
         options: &StoreOptions,
         dir: &JobDir,
         claimed: &ClaimedJob,
         journal: &Arc<Journal>,
-    ) -> Result<Option<Self>> {
+    ) -> Option<Self> {
         let uploads = claimed.handover.as_ref().map(|handover| handover.records().medium());
-        let Some(medium) = dir.records_medium().cloned().or(uploads) else { return Ok(None) };
+        let medium = dir.records_medium().cloned().or(uploads)?;
         let (ownership, handover) = (Arc::clone(&claimed.ownership), claimed.handover.clone());
         let launcher = ownership.record().launcher;
         let check = move || {
@@ -100,6 +102,7 @@ impl JournalCopies {
             is_merged: false,
             outdated: BTreeSet::new(),
             is_failure_reported: false,
+            is_removal_reported: false,
         };
         let (entries_of, entries) = unbounded();
         let (done, is_done) = bounded(0);
@@ -108,9 +111,11 @@ impl JournalCopies {
             drop::<crossbeam_channel::Sender<()>>(done);
         };
         let thread = std::thread::Builder::new().name("journal".to_owned()).spawn(work);
-        thread.context("cannot start the thread that copies the journal")?;
+        thread
+            .inspect_err(|error| tracing::warn!("the journal is not copied into the object store: {error}"))
+            .ok()?;
         journal.listen(entries_of);
-        Ok(Some(Self { is_done }))
+        Some(Self { is_done })
     }
 }
 
@@ -201,13 +206,18 @@ impl Work {
             other => other?,
         }
         self.number += 1;
-        while let Some(old) = self.outdated.pop_first() {
+        let outdated = std::mem::replace(&mut self.outdated, BTreeSet::from([name]));
+        for old in outdated {
             if let Err(error) = self.folder.medium.remove(&in_folder(&old)) {
+                // It is tried again after the next copy. Two copies say the same.
                 self.outdated.insert(old);
-                return Err(error);
+                if !std::mem::replace(&mut self.is_removal_reported, true) {
+                    tracing::warn!(
+                        "an older copy of the journal cannot be deleted from the object store: {error}"
+                    );
+                }
             }
         }
-        self.outdated.insert(name);
         Ok(())
     }
 }
@@ -256,18 +266,30 @@ fn codec(options: &StoreOptions) -> Codec {
 /// # Errors
 /// When the journal here cannot be read.
 pub fn of_all_machines(options: &StoreOptions, dir: &JobDir) -> Result<Vec<Entry>> {
-    let here = Journal::of(dir).entries()?;
-    let others = others(options, dir).unwrap_or_else(|error| {
+    let mut all = others(options, dir).unwrap_or_else(|error| {
         tracing::warn!(
             "what has happened to the job {} on other machines is not known: {error:#}",
             dir.key()
         );
         Vec::new()
     });
-    Ok(with_others(here, others, None))
+    all.push(Journal::of(dir).entries()?);
+    // The longest one most likely has all entries, in the order in which a launcher has brought them.
+    all.sort_by_key(Vec::len);
+    let longest = all.pop().unwrap_or_default();
+    Ok(with_others(longest, all.concat(), None))
 }
 
-fn others(options: &StoreOptions, dir: &JobDir) -> Result<Vec<Entry>> {
+/// Whether the launcher that has begun last may run on another machine, whose lock of the job is not seen here: the job has an
+/// object store.
+#[must_use]
+pub fn may_run_elsewhere(options: &StoreOptions, dir: &JobDir, entries: &[Entry]) -> bool {
+    let has_objects = dir.records_medium().is_some() || options.upload.is_some();
+    let host = times::newest_host(entries);
+    has_objects && !dir.is_locked() && host.is_some_and(|host| host != host::facts().hostname)
+}
+
+fn others(options: &StoreOptions, dir: &JobDir) -> Result<Vec<Vec<Entry>>> {
     let client = Options { retry: options.short_retry(), ..Options::default() };
     let medium = match dir.records_medium().cloned() {
         Some(medium) => medium,
@@ -285,7 +307,7 @@ fn others(options: &StoreOptions, dir: &JobDir) -> Result<Vec<Entry>> {
                 continue;
             }
             match folder.read(&name) {
-                Ok(read) => entries.extend(read),
+                Ok(read) => entries.push(read),
                 // There is a newer one.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => is_complete = false,
                 Err(error) => tracing::warn!("a copy of the journal is left out: {error}"),
@@ -303,11 +325,13 @@ mod tests {
     use super::*;
     use crate::job::ownership::ClaimedElsewhere;
     use ckpt_snapshot::codec::{Compression, Key};
-    use ckpt_snapshot::medium::DirMedium;
+    use ckpt_snapshot::medium::{DirMedium, ObjectReader, ObjectWriter};
     use ckpt_snapshot::{JobKey, StoreRoot};
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
     use std::path::{Path, PathBuf};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, SystemTime};
 
     /// An object store, and a machine's own directory.
     struct Place {
@@ -344,6 +368,7 @@ mod tests {
                 is_merged: false,
                 outdated: BTreeSet::new(),
                 is_failure_reported: false,
+                is_removal_reported: false,
             }
         }
 
@@ -417,6 +442,77 @@ mod tests {
         place.work("c", &one, &key).copy();
         fs::rename(place.path("objects/journals/c.1"), place.path("objects/journals/c.7")).unwrap();
         assert!(place.folder(&key).read("c.7").is_err());
+    }
+
+    /// A medium that deletes nothing for a while.
+    #[derive(Debug)]
+    struct Kept {
+        inner: DirMedium,
+        is_kept: AtomicBool,
+    }
+
+    impl Medium for Kept {
+        fn describe(&self, name: &RelPath) -> String {
+            self.inner.describe(name)
+        }
+
+        fn create(
+            &self,
+            name: &RelPath,
+            blocks: usize,
+            block_bytes: usize,
+        ) -> io::Result<Box<dyn ObjectWriter>> {
+            self.inner.create(name, blocks, block_bytes)
+        }
+
+        fn put_new(&self, name: &RelPath, content: &[u8]) -> io::Result<()> {
+            self.inner.put_new(name, content)
+        }
+
+        fn open(&self, name: &RelPath) -> io::Result<Box<dyn ObjectReader>> {
+            self.inner.open(name)
+        }
+
+        fn list(&self, dir: &RelPath) -> io::Result<Vec<(String, u64)>> {
+            self.inner.list(dir)
+        }
+
+        fn list_times(&self, dir: &RelPath) -> io::Result<Vec<(String, SystemTime)>> {
+            self.inner.list_times(dir)
+        }
+
+        fn remove(&self, name: &RelPath) -> io::Result<()> {
+            match self.is_kept.load(Ordering::SeqCst) {
+                true => Err(io::ErrorKind::PermissionDenied.into()),
+                false => self.inner.remove(name),
+            }
+        }
+
+        fn sweep(&self, age: Duration) -> io::Result<Vec<String>> {
+            self.inner.sweep(age)
+        }
+
+        fn free_bytes(&self) -> io::Result<Option<u64>> {
+            self.inner.free_bytes()
+        }
+    }
+
+    #[test]
+    fn copies_that_cannot_be_deleted_are_deleted_later() {
+        let place = Place::new();
+        let (journal, codec) = (place.journal("one"), Codec::default());
+        journal.add(&Entry::new(EventKind::Started, "on one"));
+        let inner = DirMedium::new(place.path("objects"));
+        let medium = Arc::new(Kept { inner, is_kept: AtomicBool::new(true) });
+        let mut work = place.work("a", &journal, &codec);
+        work.folder.medium = Arc::clone(&medium) as Arc<dyn Medium>;
+        for _ in 0..3 {
+            assert!(matches!(work.copy(), Copied::Done), "it is not made again for that");
+        }
+        assert_eq!(place.names(&codec), ["a.1", "a.2", "a.3"]);
+        medium.is_kept.store(false, Ordering::SeqCst);
+        assert!(matches!(work.copy(), Copied::Done));
+        assert_eq!(place.names(&codec), ["a.4"]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Files that the job only reads, such as data, and that have changed since the snapshot. CRIU checks their lengths only. The job
-//! goes on with what is there now, as it would have without ckpt-run; its user is told.
+//! Files that the job only reads, such as data, and that may have changed since the snapshot, by their times. CRIU checks their
+//! lengths only. The job goes on with what is there now; its user is told.
 
 use crate::criu::Descriptors;
 use crate::files::inventory::{Entry, Inventory, nanoseconds};
@@ -11,8 +11,13 @@ use std::time::SystemTime;
 /// How many are named.
 const NAMED: usize = 5;
 
-/// What has changed since the snapshot, which was taken at `taken`, for people; `None` if that is nothing.
-pub(super) fn changed(images: &StagedDir, inventory: &Inventory, taken: SystemTime) -> Option<String> {
+/// What may have changed since the snapshot, for people; `None` if that is nothing. `taken` is when it was taken, if that was on
+/// this machine: files are copied to others at some time.
+pub(super) fn changed(
+    images: &StagedDir,
+    inventory: &Inventory,
+    taken: Option<SystemTime>,
+) -> Option<String> {
     let read = Descriptors::only_read(&|name| images.read(name)).unwrap_or_else(|error| {
         tracing::debug!("it is not known which files the job reads: {error}");
         Default::default()
@@ -25,14 +30,14 @@ pub(super) fn changed(images: &StagedDir, inventory: &Inventory, taken: SystemTi
     }
     let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
     Some(format!(
-        "files that the job has open for reading have changed since the snapshot, and it goes on with what they contain now: {}{more}",
+        "files that the job has open for reading have another time or length than at the snapshot, and it goes on with what they contain now: {}{more}",
         named.join(", ")
     ))
 }
 
 /// Whether the content of a file may be another one: by the time of its last change, and its length. A file that the job has
 /// written is put back, and a missing one is CRIU's to report.
-fn has_changed(path: &str, inventory: &Inventory, taken: SystemTime) -> bool {
+fn has_changed(path: &str, inventory: &Inventory, taken: Option<SystemTime>) -> bool {
     let Some(now) = fs::metadata(text_path(path)).ok().filter(fs::Metadata::is_file) else { return false };
     let Ok(modified) = now.modified() else { return false };
     match inventory.entries.get(path) {
@@ -40,7 +45,7 @@ fn has_changed(path: &str, inventory: &Inventory, taken: SystemTime) -> bool {
         Some(Entry { identity, .. }) => {
             identity.modified_ns != nanoseconds(modified) || identity.bytes != now.len()
         }
-        None => modified > taken,
+        None => taken.is_some_and(|taken| modified > taken),
     }
 }
 
@@ -80,11 +85,12 @@ mod tests {
             ("longer", then, [false, true, false]),
         ] {
             write(content, at);
+            assert!(!has_changed(text, &inventory(None), None));
             let found = [None, Some(false), Some(true)]
-                .map(|entry| has_changed(text, &inventory(entry), then + hour));
+                .map(|entry| has_changed(text, &inventory(entry), Some(then + hour)));
             assert_eq!(found, expected, "{content} {at:?}");
         }
         fs::remove_file(&path).unwrap();
-        assert!(!has_changed(text, &inventory(Some(false)), then));
+        assert!(!has_changed(text, &inventory(Some(false)), Some(then)));
     }
 }

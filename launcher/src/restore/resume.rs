@@ -424,7 +424,9 @@ impl Resumer<'_> {
         let queues = queues::prepare(loading.images())?;
         if self.put_back.borrow().is_none() {
             limits::warn_of_lower(loading.images());
+            let is_here = manifest.host.hostname == host::facts().hostname;
             let taken = SystemTime::UNIX_EPOCH + Duration::from_millis(manifest.taken_unix_ms);
+            let taken = Some(taken).filter(|_| is_here);
             if let Some(what) = read_files::changed(loading.images(), &inventory, taken) {
                 tracing::warn!("{what}");
                 self.journal.add(&Entry::new(EventKind::Noted, what));

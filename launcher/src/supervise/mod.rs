@@ -94,7 +94,7 @@ pub fn run(config: &Config, argv: &[OsString]) -> Result<i32> {
     let (claimed, candidates) = startup::claim(config, &mut opened, &config.resume)?;
     let address = config.notify.clone();
     let notifier = address.map(|to| notifier(to, config, &opened)).transpose()?;
-    let recorded = startup::record(config, &opened, &claimed, begun_at)?;
+    let recorded = startup::record(config, &opened, &claimed, begun_at);
     let supervise = || {
         let context = RunContext::start(config, argv, &opened, &claimed, None)?;
         let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);

@@ -489,7 +489,7 @@ fn run_part(
     let resume = resume_point(cluster, opened, &load)?;
     let (claimed, candidates) = startup::claim(config, opened, &resume)?;
     let opened = &*opened;
-    let _recorded = startup::record(config, opened, &claimed, begun_at)?;
+    let _recorded = startup::record(config, opened, &claimed, begun_at);
     remove_garbage(cluster, opened, &load)?;
     let context = RunContext::start(config, argv, opened, &claimed, Some(cluster))?;
     let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);

@@ -337,15 +337,12 @@ impl Drop for Recorded<'_> {
 
 /// Adds this launcher, which was started at `begun_at`, to the journal, and until when the job ran before. From now on, the
 /// journal is copied into the object store, if the job has one.
-///
-/// # Errors
-/// When a thread cannot be started.
 pub(super) fn record<'a>(
     config: &Config,
     opened: &'a OpenedJob,
     claimed: &ClaimedJob,
     begun_at: SystemTime,
-) -> Result<Recorded<'a>> {
+) -> Recorded<'a> {
     let measured = Measured {
         begun_unix_ms: Some(unix_ms(begun_at)),
         alive_unix_ms: alive::last_beat(&opened.dir).map(unix_ms),
@@ -353,8 +350,8 @@ pub(super) fn record<'a>(
         ..Measured::default()
     };
     opened.journal.add(&Entry::new(EventKind::LauncherStarted, "ckpt-run has started").measured(measured));
-    let copies = JournalCopies::start(&config.store, &opened.dir, claimed, &opened.journal)?;
-    Ok(Recorded { journal: &opened.journal, _copies: copies })
+    let copies = JournalCopies::start(&config.store, &opened.dir, claimed, &opened.journal);
+    Recorded { journal: &opened.journal, _copies: copies }
 }
 
 /// Reports snapshots that were only in the memory of an earlier launcher, and are newer than the one to resume.

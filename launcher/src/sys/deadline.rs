@@ -260,6 +260,8 @@ pub const JOURNAL_COPY_INTERVAL: Duration = Duration::from_secs(60);
 pub const JOURNAL_LAST_COPY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval at which it is looked how much memory is left, while a snapshot is in memory.
 pub const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The same while much is left.
+pub const LONGEST_MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval of progress messages to a waiting command.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// A caller that sends nothing for this long is disconnected.

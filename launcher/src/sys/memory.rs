@@ -13,6 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// How many cgroups are looked at.
 const MOST_CGROUPS: usize = 10_000;
 
+/// What the kernel drops before memory runs out, in the statistics of a cgroup.
+const UNUSED_CACHE: [&str; 1] = ["inactive_file"];
+/// The same with pages of files that are in use.
+const ALL_CACHE: [&str; 3] = ["inactive_file", "active_file", "slab_reclaimable"];
+
 /// Memory to leave free for other processes.
 pub const SPARE_BYTES: u64 = 256 << 20;
 
@@ -44,9 +49,21 @@ impl Limits {
     /// # Errors
     /// When /proc/meminfo cannot be read.
     pub fn available_bytes(&self) -> io::Result<u64> {
+        self.left_bytes(&UNUSED_CACHE)
+    }
+
+    /// The same, with all that the kernel could drop instead of killing a process: it would be slow then.
+    ///
+    /// # Errors
+    /// When /proc/meminfo cannot be read.
+    pub fn reclaimable_bytes(&self) -> io::Result<u64> {
+        self.left_bytes(&ALL_CACHE)
+    }
+
+    fn left_bytes(&self, cache: &[&str]) -> io::Result<u64> {
         let meminfo = Meminfo::from_file("/proc/meminfo").map_err(io::Error::other)?;
         let machine = meminfo.mem_available.ok_or(io::ErrorKind::InvalidData)?;
-        Ok(self.cgroups.iter().map(|(top, cgroup)| left_bytes(top, cgroup)).fold(machine, u64::min))
+        Ok(self.cgroups.iter().map(|(top, cgroup)| left_bytes(top, cgroup, cache)).fold(machine, u64::min))
     }
 }
 
@@ -157,23 +174,25 @@ fn is_of(mount: &MountInfo, hierarchy: u32) -> bool {
 }
 
 /// What the limits of a cgroup and of those above it leave, bytes. Any of them may be the tightest.
-fn left_bytes(top: &Path, cgroup: &Path) -> u64 {
+fn left_bytes(top: &Path, cgroup: &Path, cache: &[&str]) -> u64 {
     let dirs = cgroup.ancestors().take_while(|dir| dir.starts_with(top));
-    dirs.filter_map(left_in).min().unwrap_or(u64::MAX)
+    dirs.filter_map(|dir| left_in(dir, cache)).min().unwrap_or(u64::MAX)
 }
 
 /// What the limit of one cgroup leaves, if it has one. The kernel drops unused pages of files before memory runs out.
-fn left_in(dir: &Path) -> Option<u64> {
+fn left_in(dir: &Path, cache: &[&str]) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse::<u64>().ok();
     // Version 2: above `high`, the processes hardly run. Version 1.
     let limits = ["memory.max", "memory.high", "memory.limit_in_bytes"];
     let limit = limits.into_iter().filter_map(number).min()?;
     let used = number("memory.current").or_else(|| number("memory.usage_in_bytes"))?;
     let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-    let value =
-        |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-    let reclaimed = value("total_inactive_file ").or_else(|| value("inactive_file ")).unwrap_or(0);
-    Some(limit.saturating_sub(used.saturating_sub(reclaimed)))
+    let value = |name: &str| {
+        let of = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok();
+        stat.lines().find_map(of)
+    };
+    let reclaimed = cache.iter().filter_map(|name| value(&format!("total_{name}")).or_else(|| value(name)));
+    Some(limit.saturating_sub(used.saturating_sub(reclaimed.sum())))
 }
 
 #[cfg(test)]
@@ -203,21 +222,26 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content).unwrap();
         };
-        assert_eq!(left_bytes(top, &top.join("slurm/job/step")), u64::MAX);
+        assert_eq!(left_bytes(top, &top.join("slurm/job/step"), &UNUSED_CACHE), u64::MAX);
         for (cgroup, limit, used) in
             [("slurm", "max", "900"), ("slurm/job", "1000", "700"), ("slurm/job/step", "800", "100")]
         {
             write(&format!("{cgroup}/memory.max"), limit);
             write(&format!("{cgroup}/memory.current"), used);
         }
-        assert_eq!(left_bytes(top, &top.join("slurm/job/step")), 300, "of the job, not of the step");
+        assert_eq!(
+            left_bytes(top, &top.join("slurm/job/step"), &UNUSED_CACHE),
+            300,
+            "of the job, not of the step"
+        );
         write("slurm/job/memory.stat", "anon 500\ninactive_file 150\nactive_file 50\n");
-        assert_eq!(left_bytes(top, &top.join("slurm/job/step")), 450);
+        assert_eq!(left_bytes(top, &top.join("slurm/job/step"), &UNUSED_CACHE), 450);
+        assert_eq!(left_bytes(top, &top.join("slurm/job/step"), &ALL_CACHE), 500);
         write("slurm/job/memory.high", "750\n");
-        assert_eq!(left_bytes(top, &top.join("slurm/job/step")), 200);
+        assert_eq!(left_bytes(top, &top.join("slurm/job/step"), &UNUSED_CACHE), 200);
         write("v1/memory.limit_in_bytes", "500");
         write("v1/memory.usage_in_bytes", "450");
-        assert_eq!(left_bytes(top, &top.join("v1/deeper")), 50);
+        assert_eq!(left_bytes(top, &top.join("v1/deeper"), &UNUSED_CACHE), 50);
     }
 
     /// How systems and containers show a process its cgroup.

@@ -153,19 +153,6 @@ impl PageTable {
     }
 }
 
-/// Whether a process shares more than a hundredth of its private memory with other processes, by the kernel's sums: it counts a
-/// page that two have as half a page of each. Also if that is not known.
-#[must_use]
-pub fn shares_pages(pid: i32) -> bool {
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else { return true };
-    let kilobytes = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim_end_matches("kB").trim().parse::<u64>().ok()
-    };
-    let sums = kilobytes("Pss_Anon:").zip(kilobytes("Anonymous:"));
-    sums.is_none_or(|(proportional, all)| proportional < all - all / 100)
-}
-
 /// Adds a range behind those that were found.
 fn add(found: &mut Vec<Range<u64>>, range: Range<u64>) {
     match found.last_mut() {

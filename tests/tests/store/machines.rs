@@ -2,7 +2,7 @@
 
 use crate::keeper::{KEEPER, finish, has_said, start, step, unbroken};
 use crate::stores::with_service;
-use ckpt_run_tests::{Running, Sandbox, python};
+use ckpt_run_tests::{Running, Sandbox, python, set_variables};
 use ckpt_snapshot::medium::DirMedium;
 use ckpt_snapshot::{JobKey, JobRecord, OpenError, StoreRoot};
 use ckpt_test_s3::proxy::Fault;
@@ -66,6 +66,19 @@ fn a_returning_job_resumes_from_the_newest_upload() {
 fn on(sandbox: &mut Sandbox, machine: &str) {
     let state = sandbox.path().join(machine).display().to_string();
     sandbox.variables = vec![("XDG_STATE_HOME".to_owned(), state)];
+}
+
+/// What `explain` says where the machine has another name.
+fn explain_on_another_machine(sandbox: &Sandbox) -> String {
+    let explain = sandbox.command(["explain"]);
+    let mut command = Command::new("unshare");
+    command.args(["--uts", "sh", "-c", r#"hostname elsewhere && exec "$@""#, "sh"]);
+    command.arg(explain.get_program()).args(explain.get_args()).current_dir(sandbox.path());
+    set_variables(&mut command, &explain);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    said
 }
 
 /// A start that fails because its CRIU is broken: it resumes nothing, and does not take the job over.
@@ -132,6 +145,11 @@ fn later_machine_owns_a_shared_store() {
     on(&mut sandbox, "two");
     step(&sandbox, &mut second);
     let newest = second.checkpoint(&sandbox);
+    on(&mut sandbox, "watcher");
+    let said = explain_on_another_machine(&sandbox);
+    assert!(said.contains("has not recorded its end: the job runs there"), "{said}");
+    assert_eq!(said.matches(" died ").count(), 1, "the first launcher only: {said}");
+    on(&mut sandbox, "two");
     second.kill_everything();
     on(&mut sandbox, "one");
     let third = start(&sandbox, "third", &[]);

@@ -300,7 +300,7 @@ fn of_checkpoints() {
         AttemptError::Agents(_) => QuiesceError::NotListening.into(), "agents";
         AttemptError::DeviceMemory(_) => StoreDeviceMemoryError::from(report(process())).into(), "python3";
         AttemptError::Frozen { .. } => AttemptError::Frozen { limit: Duration::from_secs(60), log: log() }, "1m";
-        AttemptError::ShortMemory { .. } => AttemptError::ShortMemory { bytes: 3 << 30 }, "3.2 GB";
+        AttemptError::ShortMemory { .. } => AttemptError::ShortMemory { bytes: 3 << 30 }, "3.22 GB";
         AttemptError::SlowStore { .. } => AttemptError::SlowStore { store: text("/data/store"), limit: Duration::from_secs(60) }, "/data/store";
         AttemptError::Staging(_) => AttemptError::Staging(fire()), "stage the images";
         AttemptError::Image(_) => ImageError::Format { name: text("files.img"), reason: text("it is cut off") }.into(), "files.img";

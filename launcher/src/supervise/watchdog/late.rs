@@ -119,6 +119,8 @@ pub(super) struct Late {
     pub id: CallId,
     /// When the others had made the call, and the rank had last worked.
     pub since: SystemTime,
+    /// Whether its process is on this node.
+    pub is_here: bool,
     pub rank: LateRank,
 }
 
@@ -243,30 +245,19 @@ impl LateRanks {
         }
     }
 
-    /// Members that have made the call that another one has not.
-    fn ahead(&self, member: Member, sequence: u64) -> impl Iterator<Item = (RankKey, &MemberReport)> {
-        let is_ahead = move |report: &&MemberReport| {
-            report.member.communicator == member.communicator && report.sequence > sequence
-        };
-        self.ranks
-            .iter()
-            .flat_map(move |(key, rank)| rank.members.iter().filter(is_ahead).map(move |one| (*key, one)))
-    }
-
     fn late(&self, seen: &Seen) -> Vec<Late> {
         let is_long_ago = |at: At| self.now.clock.saturating_sub(at.clock) >= self.limit;
+        let members = Members::of(&self.ranks);
         let is_late = |(key, member): &(RankKey, Member), behind: &Behind| {
-            let mut waiting = self.ahead(*member, behind.sequence).filter(|(other, _)| other != key);
+            let mut waiting = members.ahead(*member, behind.sequence).filter(|(other, _)| other != key);
             is_long_ago(behind.since) && waiting.any(|(other, _)| is_long_ago(self.ranks[&other].called))
         };
         let late: Vec<_> = self.behind.iter().filter(|(place, behind)| is_late(place, behind)).collect();
-        let is_blamed = |key: RankKey| {
-            let others = late.iter().filter(|((other, _), _)| *other != key);
-            !others.clone().any(|((_, member), behind)| {
-                self.ahead(*member, behind.sequence).any(|(waiting, _)| waiting == key)
-            })
-        };
-        let mut blamed: Vec<_> = late.iter().filter(|((key, _), _)| is_blamed(*key)).collect();
+        let waiting = late.iter().flat_map(|((key, member), behind)| {
+            members.ahead(*member, behind.sequence).map(|(other, _)| other).filter(move |other| other != key)
+        });
+        let waiting: BTreeSet<RankKey> = waiting.collect();
+        let mut blamed: Vec<_> = late.iter().filter(|((key, _), _)| !waiting.contains(key)).collect();
         if blamed.is_empty() {
             // They wait for each other.
             blamed = late.iter().collect();
@@ -275,10 +266,11 @@ impl LateRanks {
         blamed.sort_by_key(|((key, _), behind)| (*key, behind.since.clock));
         blamed.dedup_by_key(|((key, _), _)| *key);
         let groups = Groups::of(seen, &self.ranks, self.node);
-        blamed
-            .into_iter()
-            .map(|((key, member), behind)| self.describe(*key, *member, behind, &groups))
-            .collect()
+        let all = (members, Numbers::of(&self.ranks));
+        let describe = |((key, member), behind): &(&(RankKey, Member), &Behind)| {
+            self.describe(*key, *member, behind, &groups, &all)
+        };
+        blamed.into_iter().map(describe).collect()
     }
 
     /// What the process, and those that it has started, have done within the limit; if it is nothing, when they last did.
@@ -309,7 +301,14 @@ impl LateRanks {
         }
     }
 
-    fn describe(&self, key: RankKey, member: Member, behind: &Behind, groups: &Groups) -> Late {
+    fn describe(
+        &self,
+        key: RankKey,
+        member: Member,
+        behind: &Behind,
+        groups: &Groups,
+        (members, numbers): &(Members, Numbers),
+    ) -> Late {
         let (pid, name) = match &self.ranks[&key].reported {
             Some(reported) => (reported.pid, reported.process.clone()),
             None => (groups.seen[&key.1].pid, groups.seen[&key.1].name.clone()),
@@ -317,11 +316,10 @@ impl LateRanks {
         let report = self.ranks[&key].members.iter().find(|one| one.member == member);
         let role = report.map_or(Role::Communicator { awaits: None, alias: None }, |one| one.role);
         let number = behind.sequence + 1;
-        let numbers = Numbers::of(&self.ranks);
         let waiting: BTreeSet<u32> =
-            self.ahead(member, behind.sequence).map(|(key, one)| numbers.of_rank(key, one)).collect();
+            members.ahead(member, behind.sequence).map(|(key, one)| numbers.of_rank(key, one)).collect();
         // The name of a member's last call is that of the missing one if it has made no other since.
-        let same = self.ahead(member, behind.sequence).find(|(_, one)| one.sequence == number);
+        let same = members.ahead(member, behind.sequence).find(|(_, one)| one.sequence == number);
         let call = match role {
             Role::Pair { .. } if member.index == 0 => Some("ncclSend".to_owned()),
             Role::Pair { .. } => Some("ncclRecv".to_owned()),
@@ -347,7 +345,29 @@ impl LateRanks {
             doing,
         };
         let since = last.map_or(behind.since.time, |last| last.time.min(behind.since.time));
-        Late { id: (key, member, behind.sequence), since, rank }
+        let is_here = self.ranks[&key].reported.is_none();
+        Late { id: (key, member, behind.sequence), since, is_here, rank }
+    }
+}
+
+/// The members of each communicator.
+struct Members<'a>(BTreeMap<Name, Vec<(RankKey, &'a MemberReport)>>);
+
+impl<'a> Members<'a> {
+    fn of(ranks: &'a BTreeMap<RankKey, Rank>) -> Self {
+        let mut all: BTreeMap<Name, Vec<_>> = BTreeMap::new();
+        for (key, rank) in ranks {
+            for report in &rank.members {
+                all.entry(report.member.communicator).or_default().push((*key, report));
+            }
+        }
+        Self(all)
+    }
+
+    /// Those that have made the call that another one has not.
+    fn ahead(&self, member: Member, sequence: u64) -> impl Iterator<Item = (RankKey, &'a MemberReport)> {
+        let all = self.0.get(&member.communicator).into_iter().flatten();
+        all.filter(move |(_, report)| report.sequence > sequence).copied()
     }
 }
 
