@@ -27,7 +27,7 @@ use crate::files::staging::{StagedDir, Staging};
 use crate::files::tracking;
 use crate::gpu::device_memory::{self, StoredProcess};
 use crate::job::ownership::{ClaimedElsewhere, OwnershipError};
-use crate::job::status::unix_ms;
+use crate::job::status::{is_same_reason, unix_ms};
 use crate::namespace::{NamespaceError, Survey};
 use crate::store::tiers;
 use crate::sys::host;
@@ -424,7 +424,8 @@ impl Attempt<'_> {
     /// Where CRIU leaves its images: memory if there is enough, otherwise the store's disk.
     fn staging(&self, image_bytes: u64) -> Result<Arc<Staging>, AttemptError> {
         let tell = |why: &str| {
-            let is_known = std::mem::replace(&mut *NOT_IN_MEMORY.lock(), why.to_owned()) == why;
+            let before = std::mem::replace(&mut *NOT_IN_MEMORY.lock(), why.to_owned());
+            let is_known = is_same_reason(&before, why);
             if is_known {
                 tracing::debug!("the checkpoint cannot be staged in memory ({why})");
             } else {

@@ -554,13 +554,18 @@ fn unread(bytes: u64) -> String {
 /// The report of the job's launcher, one line per fact.
 #[must_use]
 pub fn report(status: &Status) -> Vec<String> {
+    let time = effective(&status.time_ms).map(|time| format!("  time             {time}"));
     let Some(launcher) = &status.launcher else {
+        if !status.running {
+            // Of a job that may have gone on elsewhere, the journal here does not tell all.
+            return time.into_iter().filter(|_| !status.is_remote).collect();
+        }
         let silent = "  launcher         does not answer: it is starting or resuming the job, is stopped, or belongs to another machine or user";
         let why = status
             .waiting
             .as_ref()
             .map_or_else(|| silent.to_owned(), |what| format!("  launcher         {what}"));
-        return status.running.then_some(why).into_iter().collect();
+        return vec![why];
     };
     let started = print::ago(launcher.started_unix_ms);
     let mut lines = vec![format!("  launcher         process {}, started {started}", launcher.launcher_pid)];
@@ -569,7 +574,7 @@ pub fn report(status: &Status) -> Vec<String> {
         lines.push(format!("  restarts         {}{when}; last failure: {failure}", launcher.restarts));
     }
     lines.extend(launcher.late_ranks.iter().map(|late| format!("  late rank        {}", late.describe())));
-    lines.extend(effective(&status.time_ms).map(|time| format!("  time             {time}")));
+    lines.extend(time);
     lines.extend(launcher.resumed_from.iter().map(|id| format!("  resumed from     {id}")));
     lines.extend(report_newest(launcher));
     lines.extend(report_activity(launcher));

@@ -194,7 +194,7 @@ impl SharedStatus {
     pub fn failed(&self, reason: &str) -> bool {
         let mut status = self.status.lock();
         status.failed += 1;
-        let new = status.last_failure.as_deref() != Some(reason);
+        let new = status.last_failure.as_deref().is_none_or(|last| !is_same_reason(last, reason));
         status.last_failure = Some(reason.to_owned());
         new
     }
@@ -205,9 +205,30 @@ impl SharedStatus {
     }
 }
 
+/// Whether two reasons differ in numbers at most, such as those of free bytes.
+#[must_use]
+pub fn is_same_reason(one: &str, other: &str) -> bool {
+    let letters = |text: &str| text.replace(|letter: char| letter.is_ascii_digit() || letter == '.', "");
+    letters(one) == letters(other)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_number_is_no_other_reason() {
+        let status = SharedStatus::new("job".to_owned());
+        for (reason, is_new) in [
+            ("12.5 GB are free", true),
+            ("9 GB are free", false),
+            ("the disk is gone", true),
+            ("7.25 GB are free", true),
+        ] {
+            assert_eq!(status.failed(reason), is_new, "{reason}");
+        }
+        assert_eq!(status.snapshot().last_failure.as_deref(), Some("7.25 GB are free"));
+    }
 
     #[test]
     fn an_abandoned_snapshot_is_not_the_newest() {

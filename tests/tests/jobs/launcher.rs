@@ -230,7 +230,8 @@ fn other_commands_list_and_delete_snapshots() {
     assert_eq!(sandbox.snapshots(), ids[2..]);
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 0);
-    assert!(sandbox.ok(["status"]).contains("complete"));
+    let status = sandbox.ok(["status"]);
+    assert!(status.contains("complete") && status.contains("\n  time             "), "{status}");
     let output = sandbox.call(["checkpoint"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("is not running"));

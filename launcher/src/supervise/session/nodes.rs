@@ -4,9 +4,11 @@
 use super::{JobSession, repeats};
 use crate::checkpoint::nodes::PartAttempt;
 use crate::cluster::{Cluster, End, EndedPart, IdlePart, Notice, StopHow};
+use crate::namespace::Tree;
 use crate::observe::control_server::Answer;
 use crate::supervise::events::{self, Hang, StopCall};
 use crate::supervise::nodes::{NodesEnd, place};
+use crate::supervise::stacks;
 use crate::sys::deadline::CHECKPOINT_FIRST_RETRY;
 use crate::sys::error::EXIT_OWN;
 use ckpt_cluster::Blame;
@@ -192,6 +194,17 @@ impl JobSession<'_> {
     }
 
     fn end_part(&mut self, end: NodesEnd) {
+        if let NodesEnd::Over(End { hung_since_unix_ms: Some(_), why, .. }) = &end
+            && self.exit_code.is_none()
+            && self.hang.is_none()
+        {
+            // What hangs may be here, or wait for that.
+            let tree = Tree { init_pid: self.job.namespace.init_pid(), root_pid: self.job.root_pid };
+            match stacks::keep(&self.shared.opened.dir, tree, why) {
+                Ok(at) => tracing::warn!("the stacks of the part of the job here are in {}", at.display()),
+                Err(error) => tracing::warn!("cannot save the stacks of the part of the job here: {error:#}"),
+            }
+        }
         self.nodes.end = Some(end);
         self.checkpoints.cancel();
         self.kill_job();

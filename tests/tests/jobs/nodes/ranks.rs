@@ -233,6 +233,11 @@ fn a_rank_that_hangs_on_another_node_restarts_the_job() {
     job.full_speed();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     assert!(running[0].said().contains(", node 1) has not called "), "{}", running[0].said());
+    assert!(
+        running[1].said().contains("the stacks of the part of the job here are in "),
+        "{}",
+        running[1].said()
+    );
     ranks.assert_output(&running);
 }
 
