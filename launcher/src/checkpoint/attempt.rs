@@ -106,7 +106,7 @@ pub enum AttemptError {
     #[error("cannot stage the images: {0}")]
     Staging(#[source] io::Error),
     /// The job would have been killed by the kernel.
-    #[error("the checkpoint was given up since memory ran short while the snapshot was being stored: its copy of the job's memory, {}, was freed for the job. Raise the memory limit, or free memory on the machine", size_text(*.bytes))]
+    #[error("the checkpoint was given up since memory ran short while the snapshot was being stored: its copy of the job's memory, {}, was freed for the job. Give the job a higher memory limit, or free memory on the machine", size_text(*.bytes))]
     ShortMemory {
         /// What was to be stored.
         bytes: u64,
