@@ -335,7 +335,9 @@ fn a_job_needs_only_an_object_store() {
     assert_eq!(sandbox.json(["show", "first", "--json"])["id"], first.as_str());
     let told = sandbox.ok(["status"]);
     assert!(told.contains("runs on another machine, or died with its launcher"), "{told}");
-    assert!(sandbox.ok(["explain"]).contains("nothing is known of it"));
+    // The journal has come with the job; snapshots within its first minute may not be in it.
+    let explained = sandbox.ok(["explain"]);
+    assert!(explained.contains("  started "), "{explained}");
     let to = sandbox.path().join("taken-out");
     sandbox.ok(["export", &first, "--to", to.to_str().unwrap()]);
     assert!(is_in(&to, ONLY_IN_MEMORY));
@@ -359,7 +361,8 @@ fn a_job_needs_only_an_object_store() {
     assert_eq!(left.len(), 1);
     sandbox.ok(["rm", &left[0]]);
     let objects = service.server.objects();
-    assert!(objects.keys().all(|name| name.ends_with(".json")), "{objects:?}");
+    let is_left = |name: &String| name.ends_with(".json") || name.contains("/journals/");
+    assert!(objects.keys().all(is_left), "{objects:?}");
 }
 
 /// `prune` records what it deletes, unless it is marked: a mark that comes later is refused, one that came before counts.
