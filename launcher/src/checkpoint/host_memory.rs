@@ -9,7 +9,8 @@
 //!
 //! Only private memory without a file, in mappings of at least [`LEAST_BYTES`], is copied, and only if all of a process can be
 //! read, and it has no asynchronous I/O. CRIU copies the rest. What several processes have at the same addresses, and all of
-//! those of which one has forked the other, is read in a way that leaves pages shared.
+//! those of which one has forked the other, is read in a way that leaves pages shared, unless the kernel says that no other
+//! process has them.
 
 use crate::checkpoint::precopy::MergedPages;
 use crate::criu::Merged;
@@ -35,6 +36,8 @@ const LEAST_BYTES: u64 = 1 << 20;
 const STEP_BYTES: u64 = 4 << 20;
 /// What a thread allocates at once.
 const ALLOCATION_BYTES: u64 = 64 << 20;
+/// See [`Step::is_exclusive`].
+const RANGES_LOOKED_AT: usize = 64;
 /// A job may have more memory when it is paused: a part of it is allocated in advance, too.
 const GROWTH_PART: u64 = 32;
 
@@ -68,6 +71,7 @@ struct Wanted {
     pid: i32,
     /// /proc/PID/mem, if anything is read from it.
     memory: Option<File>,
+    table: PageTable,
     mappings: Vec<Mapping>,
 }
 
@@ -143,7 +147,7 @@ impl HostMemory {
             if failed.lock().contains(&step.of.pid) {
                 return;
             }
-            let memory = step.of.memory.as_ref().filter(|_| step.is_shared);
+            let memory = step.of.memory.as_ref().filter(|_| step.is_shared && !step.is_exclusive());
             let copied = match (Instant::now() < deadline, memory) {
                 (true, None) => step.buffer.copy(step.of.host_pid, &step.pages, step.offset),
                 (true, Some(memory)) => step.buffer.copy_shared(memory, &step.pages, step.offset),
@@ -327,7 +331,7 @@ impl Wanted {
         }
         let memory = mappings.iter().any(|mapping| mapping.is_shared);
         let memory = memory.then(|| File::open(format!("/proc/{host_pid}/mem"))).transpose()?;
-        Ok(Self { host_pid, pid, memory, mappings })
+        Ok(Self { host_pid, pid, memory, table, mappings })
     }
 
     fn bytes(&self) -> u64 {
@@ -348,6 +352,13 @@ fn relatives(pids: impl Iterator<Item = i32>) -> BTreeSet<i32> {
         by_stack.entry(stack.filter(|stack| *stack != 0)).or_default().push(pid);
     }
     by_stack.into_values().filter(|pids| pids.len() > 1).flatten().collect()
+}
+
+impl Step<'_> {
+    /// Whether no other process has these pages. To look at very many ranges takes longer than the other way to read them.
+    fn is_exclusive(&self) -> bool {
+        self.pages.len() <= RANGES_LOOKED_AT && self.of.table.are_exclusive(&self.pages)
+    }
 }
 
 /// A context of asynchronous I/O (io_setup).

@@ -20,6 +20,8 @@ pub const MOST_RANGES: usize = 1024;
 const ENTRY_BYTES: u64 = 8;
 const IS_PRESENT: u64 = 1 << 63;
 const IS_SWAPPED: u64 = 1 << 62;
+/// Mapped by one process only; since Linux 4.2.
+const IS_EXCLUSIVE: u64 = 1 << 56;
 const FRAME: u64 = (1 << 55) - 1;
 /// Entries that are read at once.
 const ENTRIES: usize = 64 << 10;
@@ -88,6 +90,18 @@ impl PageTable {
             }
             other => other,
         }
+    }
+
+    /// Whether all pages in these ranges are in memory, and no other process has one of them. `false` also if that cannot be read.
+    #[must_use]
+    pub fn are_exclusive(&self, ranges: &[Range<u64>]) -> bool {
+        ranges.iter().all(|range| {
+            let Ok(count) = usize::try_from((range.end - range.start) / PAGE_BYTES) else { return false };
+            let mut entries = vec![0; count * ENTRY_BYTES as usize];
+            let read = self.pagemap.read_exact_at(&mut entries, range.start / PAGE_BYTES * ENTRY_BYTES);
+            let mut numbers = entries.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry));
+            read.is_ok() && numbers.all(|entry| entry & IS_PRESENT != 0 && entry & IS_EXCLUSIVE != 0)
+        })
     }
 
     fn scan(&self, range: &Range<u64>) -> io::Result<Vec<Range<u64>>> {
