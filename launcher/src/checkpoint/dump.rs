@@ -810,7 +810,7 @@ impl Attempt<'_> {
 
     /// The job's processes.
     pub(super) fn tree(&self) -> Tree {
-        Tree { init_pid: self.parts.job.namespace.init_pid(), root_pid: self.parts.job.root_pid }
+        self.parts.job.tree()
     }
 
     /// The job's /proc.

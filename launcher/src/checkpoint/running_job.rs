@@ -2,8 +2,8 @@
 
 use crate::agents::Agents;
 use crate::files::history::FileHistory;
-use crate::namespace::Namespace;
 use crate::namespace::stdio::Stdio;
+use crate::namespace::{Namespace, Tree};
 use ckpt_snapshot::FailedProcess;
 
 /// A running job: its namespaces, streams and agents.
@@ -22,4 +22,12 @@ pub struct RunningJob {
     pub files: FileHistory,
     /// The failed process of that snapshot.
     pub failed_process: Option<FailedProcess>,
+}
+
+impl RunningJob {
+    /// Its processes.
+    #[must_use]
+    pub fn tree(&self) -> Tree {
+        Tree { init_pid: self.namespace.init_pid(), root_pid: self.root_pid }
+    }
 }

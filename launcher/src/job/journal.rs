@@ -195,15 +195,10 @@ impl Entry {
 /// Where entries are kept. The job's lock has to be held to write any.
 pub struct Journal {
     path: PathBuf,
-    writing: Mutex<Writing>,
+    /// Whether a failed write was reported. Held while the file is written.
+    is_failure_reported: Mutex<bool>,
     /// Who else gets the entries.
     listeners: Mutex<Vec<Sender<Entry>>>,
-}
-
-/// Held while the file is written.
-#[derive(Default)]
-struct Writing {
-    is_failure_reported: bool,
 }
 
 impl Journal {
@@ -214,7 +209,7 @@ impl Journal {
     }
 
     fn at(path: PathBuf) -> Self {
-        Self { path, writing: Mutex::default(), listeners: Mutex::default() }
+        Self { path, is_failure_reported: Mutex::default(), listeners: Mutex::default() }
     }
 
     /// From now on, new entries are sent to `listener` too, until [`Self::end_listening`].
@@ -229,17 +224,17 @@ impl Journal {
 
     /// Adds an entry. A failed write is reported once, and has no other effect.
     pub fn add(&self, entry: &Entry) {
-        let mut writing = self.writing.lock();
+        let mut is_reported = self.is_failure_reported.lock();
         if let Err(error) = append(&self.path, entry)
-            && !writing.is_failure_reported
+            && !*is_reported
         {
             tracing::warn!(
                 "{} cannot be written, so `ckpt-run explain` and `report` cannot report on this run: {error}",
                 self.path.display()
             );
-            writing.is_failure_reported = true;
+            *is_reported = true;
         }
-        drop(writing);
+        drop(is_reported);
         self.listeners.lock().retain(|listener| listener.send(entry.clone()).is_ok());
     }
 
@@ -248,9 +243,10 @@ impl Journal {
     /// # Errors
     /// When the journal cannot be read or written.
     pub fn add_others(&self, others: Vec<Entry>) -> io::Result<()> {
-        let _writing = self.writing.lock();
+        let _writing = self.is_failure_reported.lock();
         let here = self.entries()?;
-        let (merged, had) = (with_others(here.clone(), others, Some(std::process::id())), here.len());
+        let had = here.len();
+        let merged = with_others(here, others, Some(std::process::id()));
         if merged.len() == had {
             return Ok(());
         }

@@ -94,7 +94,7 @@ impl JournalCopies {
             handover.as_ref().map_or(Ok(()), |handover| handover.check())
         };
         let work = Work {
-            folder: Folder { medium, codec: codec(options) },
+            folder: Folder { medium, codec: options.codec() },
             journal: Arc::clone(journal),
             check: Box::new(check),
             launcher: launcher.split('@').next().unwrap_or_default().to_owned(),
@@ -256,10 +256,6 @@ fn in_folder(name: &str) -> RelPath {
     RelPath::new(format!("{FOLDER}/{name}")).expect("a plain path")
 }
 
-fn codec(options: &StoreOptions) -> Codec {
-    Codec::new(options.compression, options.key.as_ref())
-}
-
 /// The entries of the journal here, and of its copies in the object store, if the job has any. Those that cannot be read are
 /// left out, with a warning.
 ///
@@ -298,7 +294,7 @@ fn others(options: &StoreOptions, dir: &JobDir) -> Result<Vec<Vec<Entry>>> {
             None => return Ok(Vec::new()),
         },
     };
-    let folder = Folder { medium, codec: codec(options) };
+    let folder = Folder { medium, codec: options.codec() };
     let (mut entries, mut seen) = (Vec::new(), BTreeSet::new());
     for _ in 0..READ_TRIES {
         let mut is_complete = true;

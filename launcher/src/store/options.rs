@@ -7,7 +7,7 @@ use crate::sys::trust::Trust;
 use anyhow::{Result, anyhow};
 use ckpt_object_medium::{Pace, PausePolicy, Retry, StoreUrl};
 use ckpt_snapshot::JobDir;
-use ckpt_snapshot::codec::{Compression, Key};
+use ckpt_snapshot::codec::{Codec, Compression, Key};
 use serde::Deserialize;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -57,6 +57,12 @@ impl StoreOptions {
     #[must_use]
     pub fn short_retry(&self) -> Retry {
         Retry { give_up_after: STORE_RETRY_TIMEOUT.min(self.retry.give_up_after), ..self.retry.clone() }
+    }
+
+    /// How what is in the store is compressed and encrypted.
+    #[must_use]
+    pub fn codec(&self) -> Codec {
+        Codec::new(self.compression, self.key.as_ref())
     }
 
     /// The store's path or address.

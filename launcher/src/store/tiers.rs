@@ -9,7 +9,6 @@ use crate::sys::error::bad_input;
 use crate::sys::memory;
 use anyhow::Result;
 use ckpt_object_medium::{Options, Pace};
-use ckpt_snapshot::codec::Codec;
 use ckpt_snapshot::medium::{DirMedium, Medium};
 use ckpt_snapshot::packed::{Limits, PackStore};
 use ckpt_snapshot::{
@@ -181,7 +180,7 @@ pub fn uploads_alone(options: &StoreOptions, dir: &JobDir) -> Result<Option<Pack
 }
 
 fn on_medium(options: &StoreOptions, dir: &JobDir, medium: Arc<dyn Medium>, limits: Limits) -> PackStore {
-    PackStore::new(medium, Codec::new(options.compression, options.key.as_ref()), limits).of_job(dir.key())
+    PackStore::new(medium, options.codec(), limits).of_job(dir.key())
 }
 
 /// The snapshots in memory and in the store, oldest first.

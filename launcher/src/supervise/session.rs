@@ -35,7 +35,7 @@ use crate::job::alive::Heartbeat;
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::status::cut_text;
 use crate::namespace::InitEvent;
-use crate::namespace::{Tree, processes};
+use crate::namespace::processes;
 use crate::observe::control_server::Answer;
 use crate::report::failure::with_remedy;
 use crate::restore::huge_pages;
@@ -110,7 +110,7 @@ impl<'a> JobSession<'a> {
         let is_tracked = files.is_tracked();
         let job = Arc::new(job);
         if resumed_from.is_some() {
-            let tree = Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid };
+            let tree = job.tree();
             huge_pages::merge_in_background(move || {
                 processes(tree).into_iter().map(|(pid, _)| pid).collect()
             });
@@ -388,7 +388,7 @@ fn start_watchdog(shared: &RunContext, job: &RunningJob) -> Result<Option<Watchd
         return Ok(None);
     }
     let watched = Watched {
-        tree: Tree { init_pid: job.namespace.init_pid(), root_pid: job.root_pid },
+        tree: job.tree(),
         activity_probe: job.agents.as_ref().map(Agents::activity_probe),
         nodes: shared.nodes.map(Cluster::rank_reports),
         timeout: config.hang_timeout,

@@ -112,15 +112,14 @@ impl Watchdog {
     pub fn begin(watched: Watched, events: Sender<Event>) -> Result<Self> {
         let (stop, stopped) = bounded(0);
         let work = move || {
-            let hang = |Hanging { what, since, is_elsewhere }| {
-                let keep = || stacks::keep(&watched.dir, watched.tree, &what);
-                let failed = |error: &anyhow::Error| {
-                    tracing::warn!("cannot save the stacks of the hung job: {error:#}");
-                };
-                let stacks = if is_elsewhere { None } else { keep().inspect_err(failed).ok() };
+            let hang = |(what, since): (String, SystemTime)| {
+                let stacks = stacks::keep(&watched.dir, watched.tree, &what);
+                let stacks = stacks
+                    .inspect_err(|error| tracing::warn!("cannot save the stacks of the hung job: {error:#}"))
+                    .ok();
                 Hang { init_pid: watched.tree.init_pid, what, since, stacks }
             };
-            let of_part = |found: Option<Hanging>| {
+            let of_part = |found: Option<(String, SystemTime)>| {
                 let _ = events.send(match found {
                     Some(found) => Event::Idle(hang(found)),
                     None => Event::Works { init_pid: watched.tree.init_pid },
@@ -136,18 +135,13 @@ impl Watchdog {
     }
 }
 
-/// What hangs.
-struct Hanging {
-    what: String,
-    /// The last progress.
-    since: SystemTime,
-    /// It is a rank on another node.
-    is_elsewhere: bool,
-}
-
 /// Watches until the job hangs, or until the [`Watchdog`] is dropped. Tells when a part of a job does nothing, and when it works
 /// again.
-fn watch(watched: &Watched, stopped: &Receiver<()>, of_part: &dyn Fn(Option<Hanging>)) -> Option<Hanging> {
+fn watch(
+    watched: &Watched,
+    stopped: &Receiver<()>,
+    of_part: &dyn Fn(Option<(String, SystemTime)>),
+) -> Option<(String, SystemTime)> {
     let status = &watched.status;
     let late_limit = late_limit();
     let every = watched.polling_interval(late_limit);
@@ -188,7 +182,7 @@ fn watch(watched: &Watched, stopped: &Receiver<()>, of_part: &dyn Fn(Option<Hang
         status.worked(SystemTime::now() - now.saturating_duration_since(progress.worked_until()));
         match progress.hang(now, limit) {
             Some(Found { what, idle, is_stopped }) => {
-                let found = Hanging { what, since: SystemTime::now() - idle, is_elsewhere: false };
+                let found = (what, SystemTime::now() - idle);
                 if watched.nodes.is_none() || is_stopped {
                     return Some(found);
                 }
@@ -208,7 +202,7 @@ struct Alarms(BTreeMap<CallId, LateRank>);
 
 impl Alarms {
     /// Records new alarms, and which are over: the rank works, nobody waits for it, or it has ended. Returns the first rank that hangs, and since when.
-    fn update(&mut self, late: &[Late], journal: &Journal) -> Option<Hanging> {
+    fn update(&mut self, late: &[Late], journal: &Journal) -> Option<(String, SystemTime)> {
         let hanging: BTreeMap<_, _> =
             late.iter().filter(|late| late.rank.hangs()).map(|late| (late.id, late)).collect();
         self.0.retain(|id, was| {
@@ -229,8 +223,7 @@ impl Alarms {
             }
         }
         let first = hanging.into_values().min_by_key(|late| late.since)?;
-        let what = format!("{} (--hang-timeout auto)", first.rank.describe());
-        Some(Hanging { what, since: first.since, is_elsewhere: !first.is_here })
+        Some((format!("{} (--hang-timeout auto)", first.rank.describe()), first.since))
     }
 }
 

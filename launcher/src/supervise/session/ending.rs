@@ -343,8 +343,10 @@ impl JobSession<'_> {
         {
             return;
         }
-        let stacks =
-            hang.stacks.as_ref().map(|at| format!(" The stacks of its threads are in {}.", at.display()));
+        let stacks = hang
+            .stacks
+            .as_ref()
+            .map(|at| format!(" The stacks of its threads here are in {}.", at.display()));
         tracing::error!("the job hangs: {}.{} It is ended", hang.what, stacks.unwrap_or_default());
         self.kill_job();
         self.hang = Some(hang);

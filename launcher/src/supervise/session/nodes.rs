@@ -4,7 +4,6 @@
 use super::{JobSession, repeats};
 use crate::checkpoint::nodes::PartAttempt;
 use crate::cluster::{Cluster, End, EndedPart, IdlePart, Notice, StopHow};
-use crate::namespace::Tree;
 use crate::observe::control_server::Answer;
 use crate::supervise::events::{self, Hang, StopCall};
 use crate::supervise::nodes::{NodesEnd, place};
@@ -199,8 +198,7 @@ impl JobSession<'_> {
             && self.hang.is_none()
         {
             // What hangs may be here, or wait for that.
-            let tree = Tree { init_pid: self.job.namespace.init_pid(), root_pid: self.job.root_pid };
-            match stacks::keep(&self.shared.opened.dir, tree, why) {
+            match stacks::keep(&self.shared.opened.dir, self.job.tree(), why) {
                 Ok(at) => tracing::warn!("the stacks of the part of the job here are in {}", at.display()),
                 Err(error) => tracing::warn!("cannot save the stacks of the part of the job here: {error:#}"),
             }

@@ -119,8 +119,6 @@ pub(super) struct Late {
     pub id: CallId,
     /// When the others had made the call, and the rank had last worked.
     pub since: SystemTime,
-    /// Whether its process is on this node.
-    pub is_here: bool,
     pub rank: LateRank,
 }
 
@@ -192,15 +190,15 @@ impl LateRanks {
         let ago_ms =
             |at: At| u64::try_from(self.now.clock.saturating_sub(at.clock).as_millis()).unwrap_or(u64::MAX);
         let report = |(key, rank): (&RankKey, &Rank)| {
-            let Process { pid, name, .. } = groups.seen[&key.1].clone();
+            let Process { pid, name, .. } = &groups.seen[&key.1];
             let (doing, last) = self.doing(*key, &groups);
             let mut members = rank.members.clone();
             members.sort_by_key(|one| matches!(one.role, Role::Pair { .. }));
             members.truncate(MEMBERS_TOLD);
             RankReport {
                 key: key.1,
-                pid,
-                process: name,
+                pid: *pid,
+                process: name.clone(),
                 members,
                 called_ms: ago_ms(rank.called),
                 doing,
@@ -345,8 +343,7 @@ impl LateRanks {
             doing,
         };
         let since = last.map_or(behind.since.time, |last| last.time.min(behind.since.time));
-        let is_here = self.ranks[&key].reported.is_none();
-        Late { id: (key, member, behind.sequence), since, is_here, rank }
+        Late { id: (key, member, behind.sequence), since, rank }
     }
 }
 
