@@ -494,6 +494,22 @@ mod tests {
     }
 
     #[test]
+    fn every_output_has_a_schema() {
+        let command = command();
+        let prints_json =
+            |command: &&clap::Command| command.get_arguments().any(|one| one.get_id() == "json");
+        let mut commands: Vec<_> =
+            command.get_subcommands().filter(prints_json).map(clap::Command::get_name).collect();
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/schemas");
+        let names =
+            std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut schemas: Vec<_> = names.map(|name| name.trim_end_matches(".json").to_owned()).collect();
+        commands.sort_unstable();
+        schemas.sort_unstable();
+        assert_eq!(schemas, commands);
+    }
+
+    #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
         let about = |command: &clap::Command| command.get_about().unwrap().to_string();

@@ -311,16 +311,34 @@ fn json_is_as_its_schemas_say() {
     // The job writes files, which are then in the snapshot.
     let mut job = waiter(&sandbox, "job", &["--interval", "1h"]);
     until_ready(&mut job, &sandbox);
-    let id = job.checkpoint(&sandbox);
+    let check = |arguments: &[&str]| {
+        let output = sandbox.json(arguments.iter().chain(&["--json"]));
+        schema::check(arguments[0], &output);
+        output
+    };
+    let id = check(&["checkpoint"])["id"].as_str().unwrap().to_owned();
     let check_all = || {
-        for command in schema::COMMANDS.into_iter().filter(|command| !["show", "doctor"].contains(command)) {
-            schema::check(command, &sandbox.json([command, "--json"]));
+        for command in schema::QUERIES {
+            check(&[command]);
         }
     };
     check_all();
-    schema::check("show", &sandbox.json(["show", &id, "--json"]));
+    assert!(!check(&["ps"]).as_array().unwrap().is_empty());
+    check(&["show", &id]);
+    for all in ["--all", "--scrub"] {
+        assert!(!check(&["verify", all]).as_array().unwrap().is_empty(), "{all}");
+    }
+    let other = check(&["checkpoint"])["id"].as_str().unwrap().to_owned();
+    check(&["diff", &id, &other]);
+    assert_eq!(check(&["prune", "--keep", "1"]).as_array().unwrap().len(), 1);
+    check(&["config"]);
     let doctor = sandbox.call(["doctor", "--json"]);
     schema::check("doctor", &serde_json::from_slice(&doctor.stdout).unwrap());
+    assert!(check(&["stop"])["snapshot"].is_string());
+    assert_eq!(job.wait(), 75);
+    assert!(!check(&["repair"]).as_array().unwrap().is_empty());
+    let mut job = waiter(&sandbox, "job", &["--interval", "1h"]);
+    until_ready(&mut job, &sandbox);
     fs::write(sandbox.path().join("fail"), "").unwrap();
     fs::write(sandbox.path().join("go"), "").unwrap();
     assert_eq!(job.wait(), 3);

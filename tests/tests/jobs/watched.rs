@@ -62,6 +62,14 @@ fn metrics_are_scraped() {
     assert!((stall_s - sum("stall_s")).abs() < 1e-6 && stall_s > 0.0, "{page}");
     let durable_s = value(&page, r#"ckpt_run_durable_seconds_total{job="watched"}"#).unwrap();
     assert!(durable_s > stall_s, "{page}");
+    let class_s = |class: &str| {
+        let name = format!(r#"ckpt_run_time_seconds{{class="{class}",job="watched"}}"#);
+        value(&page, &name).unwrap_or_else(|| panic!("{class}: {page}"))
+    };
+    let classes_s = ["productive", "stall", "redone", "restart", "waiting", "hang", "away"].map(class_s);
+    assert!(classes_s[0] > 0.0 && (classes_s[1] - stall_s).abs() < 0.01, "{page}");
+    let effective = value(&page, r#"ckpt_run_effective_time_ratio{job="watched"}"#).unwrap();
+    assert!((effective - classes_s[0] / classes_s.iter().sum::<f64>()).abs() < 0.01, "{page}");
     let error = fetch(&url.replace("/metrics", "/else")).unwrap_err();
     assert!(error.contains("404"), "{error}");
 
