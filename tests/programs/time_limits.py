@@ -2,12 +2,13 @@
 
 import ctypes
 import select
+import sys
 import threading
 import time
 
 from harness import check, equal, passed, start, until
 
-LIMIT_S = 3
+LIMIT_S = int(sys.argv[1])
 results = {}
 
 

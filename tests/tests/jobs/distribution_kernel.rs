@@ -7,6 +7,7 @@ use ckpt_run_tests::{PRECOPY_VARIABLE, Running, Sandbox, programs, python, works
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 const DISK_BYTES: u64 = 2 << 30;
 /// What a program prints that is not available there.
@@ -37,6 +38,9 @@ fn pass_in_a_machine(tests: &[String], variables: &[(&str, &str)]) -> Vec<String
         ckpt_test_skip::needs_full();
         return Vec::new();
     };
+    static ONE: Mutex<()> = Mutex::new(());
+    // Two emulated machines at once are slower than one after the other, and time limits apply to each.
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let sandbox = Sandbox::new();
     let disk = sandbox.path().join("disk");
     make_image(&disk, DISK_BYTES).and_then(|()| FileSystem::Ext4.format(&disk)).unwrap();
