@@ -13,9 +13,15 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The directory that xtask sets up.
 const TOOL_VARIABLE: &str = "CKPT_TEST_MACHINE";
+/// The same for arm64.
+const ARM64_VARIABLE: &str = "CKPT_TEST_ARM64";
+/// The programs that emulate machines.
+const X86_64_PROGRAM: &str = "bin/qemu-system-x86_64";
+const ARM64_PROGRAM: &str = "bin/qemu-system-aarch64";
 /// Set for a test that runs in a machine.
 const WITHIN: &str = "CKPT_TEST_WITHIN_MACHINE";
 /// Where a machine has the directory that it shares with the test.
@@ -27,6 +33,19 @@ const BOOT: &str = include_str!("virtual_machine/boot.sh");
 #[must_use]
 pub fn tool() -> Option<PathBuf> {
     std::env::var_os(TOOL_VARIABLE).map(PathBuf::from)
+}
+
+/// The same for a machine with arm64. Its root has CRIU and a shell, not the files of this machine.
+#[must_use]
+pub fn arm64_tool() -> Option<PathBuf> {
+    std::env::var_os(ARM64_VARIABLE).map(PathBuf::from)
+}
+
+/// Held by a test that emulates a machine for a long time: two at once are slower than one after the other, and time limits
+/// apply to each.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The directory shared with the outer test, in a test that runs in a machine.
@@ -89,7 +108,9 @@ impl VirtualMachine {
             fs::remove_file(entry.expect("an entry").path()).expect("a file of an earlier machine");
         }
         let place = hardware.network.map(|network| network.place.to_string()).unwrap_or_default();
-        let boot = format!("TOOL={} PLACE={place} NETWORK={NETWORK}\n{BOOT}", quoted(tool.as_os_str()));
+        let tool_within = if is_arm64(tool) { Path::new("/tool") } else { tool };
+        let boot =
+            format!("TOOL={} PLACE={place} NETWORK={NETWORK}\n{BOOT}", quoted(tool_within.as_os_str()));
         fs::write(shared.join("boot"), boot).expect("the first script");
         let log = File::create(dir.join("console")).expect("a file");
         let mut command = qemu(tool, &shared, hardware);
@@ -254,23 +275,33 @@ impl Call<'_> {
     }
 }
 
+fn is_arm64(tool: &Path) -> bool {
+    tool.join(ARM64_PROGRAM).exists()
+}
+
 fn qemu(tool: &Path, shared: &Path, hardware: Hardware<'_>) -> Command {
     let Hardware { cores, memory_mib, disk, network } = hardware;
     // QEMU ends with this thread.
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "nice", "-n", "5"]).arg(tool.join("bin/qemu-system-x86_64"));
+    let (program, cpu, console, root) = if is_arm64(tool) {
+        let cpu = ["-machine", "virt", "-cpu", "max,pauth-impdef=on,sve=off,sme=off"].as_slice();
+        (ARM64_PROGRAM, cpu, "ttyAMA0", tool.join("root"))
+    } else {
+        (X86_64_PROGRAM, ["-cpu", "max,la57=off"].as_slice(), "ttyS0", PathBuf::from("/"))
+    };
+    command.args(["--pdeathsig", "KILL", "nice", "-n", "5"]).arg(tool.join(program));
     command.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]);
-    command.args(["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]);
+    command.args(["-accel", "tcg,thread=multi"]).args(cpu);
     command.args(["-smp", &cores.to_string(), "-m", &memory_mib.to_string()]);
     command.arg("-kernel").arg(tool.join("kernel")).arg("-initrd").arg(tool.join("initramfs"));
-    command.args(["-append", "console=ttyS0 quiet panic=-1 mitigations=off"]);
+    command.args(["-append", &format!("console={console} quiet panic=-1 mitigations=off")]);
     let mut share = |tag: &str, path: &Path, options: &str| {
         let mut fs = OsString::from(format!("local,id={tag},security_model=none,{options}path="));
         fs.push(path);
         command.arg("-fsdev").arg(fs);
         command.args(["-device", &format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}")]);
     };
-    share("root", Path::new("/"), "readonly=on,multidevs=remap,");
+    share("root", &root, "readonly=on,multidevs=remap,");
     share("host", shared, "");
     let mut drive = OsString::from("format=raw,if=virtio,cache=writeback,file.locking=off,file=");
     drive.push(disk);

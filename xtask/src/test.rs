@@ -29,7 +29,8 @@ const PROPTEST_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "1");
 
 /// How long the tests of one program may take: a program that hangs is ended and named, and the others still run.
 const PROGRAM_LIMIT: &str = "35m";
-const FULL_PROGRAM_LIMIT: &str = "60m";
+/// Two tests of all programs in a virtual machine take 25 minutes each.
+const FULL_PROGRAM_LIMIT: &str = "120m";
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]

@@ -582,10 +582,16 @@ impl Attempt<'_> {
         static IS_TOLD: Once = Once::new();
         if library::loaded(&self.root(), criu_pid) == Loaded::Nothing {
             IS_TOLD.call_once(|| {
-                tracing::warn!(
-                    "{} is a static program, or has file capabilities, and loads no library of ckpt-run: `poll`, sleeps and waits with a timeout may return EINTR in the job at a checkpoint and after a resume (`ckpt-run docs limits`)",
-                    self.parts.criu.path.display()
-                );
+                let criu = self.parts.criu.path.display();
+                if cfg!(target_arch = "x86_64") {
+                    tracing::warn!(
+                        "{criu} is a static program, or has file capabilities, and loads no library of ckpt-run: `poll`, sleeps and waits with a timeout may return EINTR in the job at a checkpoint and after a resume (`ckpt-run docs limits`)"
+                    );
+                } else {
+                    tracing::warn!(
+                        "the time limits of `poll`, sleeps and waits begin again in the job at each checkpoint and after a resume (`ckpt-run docs limits`)"
+                    );
+                }
             });
         }
     }

@@ -10,7 +10,7 @@ use crate::cli::values::{
 use crate::cluster::{ClusterKey, Coordinator};
 use crate::files::rules::FileRules;
 use crate::gpu::placement::GpuMap;
-use crate::gpu::preload::Interposer;
+use crate::gpu::preload::{self, Interposer};
 use crate::job::resume_point::Resume;
 use crate::observe::notify::Address;
 use crate::sys::deadline::SHORTEST_NODE_TIMEOUT;
@@ -484,7 +484,11 @@ pub const SETTINGS: &[Setting] = &[
         help: "Preload libckpt_interpose.so for GPU jobs: auto, off, or its path",
         long_help: "Whether libckpt_interpose.so is preloaded into every process of the job. For a snapshot, it moves their GPU state to host memory and back:\n  auto  if it is beside ckpt-run or in ../lib, and the loader would find a CUDA driver (libcuda.so.1)\n  off   never. A job that uses a GPU then cannot be saved\n  PATH  this one, always\n`ckpt-run config` shows the outcome of auto.",
         set: |config, option| {
-            let expected = "auto, off or the path of libckpt_interpose.so";
+            let expected = if preload::IS_AVAILABLE {
+                "auto, off or the path of libckpt_interpose.so"
+            } else {
+                "auto or off: libckpt_interpose.so is for x86-64 only"
+            };
             config.interpose = option.parse(expected, Interposer::parse)?;
             let is_auto = option.value == "auto";
             option.found = is_auto.then(|| config.interpose.to_string());

@@ -4,7 +4,7 @@ use super::print;
 use crate::agents::MirrorMode;
 use crate::cli::config::Config;
 use crate::cluster;
-use crate::criu::{Criu, MIN_VERSION};
+use crate::criu::{Criu, CriuMissing, MIN_VERSION};
 use crate::files::staging::Staging;
 use crate::gpu::preload::Interposer;
 use crate::namespace::{Namespace, Network};
@@ -118,7 +118,13 @@ fn check_criu(config: &Config) -> Vec<Finding> {
         found,
         State::Missing,
         "CRIU saves and restores the processes",
-        "install CRIU 4.1 or newer (Debian 13: apt-get install criu; or the Python package ckpt-run-criu beside ckpt-run), or name one with --criu PATH",
+        match &criu {
+            Err(CriuMissing::Unsupported { .. }) => "use another kernel command line, kernel or machine",
+            _ if cfg!(target_arch = "aarch64") => "install CRIU 4.2 or newer, or name one with --criu PATH",
+            _ => {
+                "install CRIU 4.1 or newer (Debian 13: apt-get install criu; or the Python package ckpt-run-criu beside ckpt-run), or name one with --criu PATH"
+            }
+        },
     )];
     // Not for jobs in a user namespace: CRIU has its capabilities only there.
     if let (Ok(criu), false) = (criu, Privileges::detect().wants_user_namespace()) {
@@ -324,7 +330,11 @@ fn interposer(config: &Config) -> Finding {
         outcome,
         State::Limited,
         "for jobs that use a GPU: the preloaded library moves their GPU state to host memory for a snapshot",
-        "nothing to do for jobs without a GPU; otherwise put libckpt_interpose.so beside ckpt-run, or name it with --interpose PATH",
+        if cfg!(target_arch = "x86_64") {
+            "nothing to do for jobs without a GPU; otherwise put libckpt_interpose.so beside ckpt-run, or name it with --interpose PATH"
+        } else {
+            "nothing to do for jobs without a GPU; others need a machine with x86-64"
+        },
     )
 }
 

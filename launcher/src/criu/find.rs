@@ -10,15 +10,44 @@ use std::process::{Command, Stdio};
 /// The oldest supported CRIU: older versions fail on the vDSO layout of current kernels.
 pub const MIN_VERSION: Version = Version { major: 4, minor: 1, patch: 0 };
 
-/// The oldest CRIU for kernels that [restrict socket options](restricts_socket_options): older versions fail on every TCP
-/// or UDP socket there.
-const MIN_VERSION_NEW_KERNEL: Version = Version { major: 4, minor: 2, patch: 0 };
+/// The oldest CRIU for kernels that [restrict socket options](restricts_socket_options), where older versions fail on every
+/// TCP or UDP socket, and for arm64.
+const MIN_VERSION_NEW: Version = Version { major: 4, minor: 2, patch: 0 };
+
+/// Pages of CRIU's images, and of what ckpt-run copies.
+const PAGE_BYTES: usize = 4096;
+/// CPUs with SVE, and with SME (asm/hwcap.h of arm64).
+const HWCAP_SVE: usize = 1 << 22;
+const HWCAP2_SME: usize = 1 << 23;
 
 /// Whether this kernel supports SO_PASSCRED and SO_PASSSEC for unix sockets only (Linux 6.16 and newer). CRIU before 4.2
 /// queries both for every socket and treats the refusal as an error.
 fn restricts_socket_options() -> bool {
     let Ok(socket) = std::net::UdpSocket::bind("127.0.0.1:0") else { return false };
     rustix::net::sockopt::socket_passcred(&socket).is_err()
+}
+
+/// The oldest CRIU that works on this machine.
+fn needed_version() -> Version {
+    // CRIU before 4.2 restores no process on a CPU with pointer authentication.
+    let is_new = restricts_socket_options() || cfg!(target_arch = "aarch64");
+    if is_new { MIN_VERSION_NEW } else { MIN_VERSION }
+}
+
+/// Why no CRIU saves the processes of this machine as they are.
+fn unsupported() -> Option<String> {
+    let bytes = rustix::param::page_size();
+    if bytes != PAGE_BYTES {
+        return Some(format!(
+            "the kernel's memory pages have {bytes} bytes, and ckpt-run works with pages of {PAGE_BYTES} bytes only. Use a kernel with such pages"
+        ));
+    }
+    let (hwcap, hwcap2) = rustix::param::linux_hwcap();
+    // CRIU 4.2.1 saves the registers of NT_PRFPREG only, which are the lower halves.
+    let has_vectors = cfg!(target_arch = "aarch64") && (hwcap & HWCAP_SVE != 0 || hwcap2 & HWCAP2_SME != 0);
+    has_vectors.then(|| {
+        "the CPU has SVE or SME, whose registers CRIU does not save: a job would go on with wrong values. Use the kernel parameters arm64.nosve and arm64.nosme".to_owned()
+    })
 }
 
 /// A CRIU version.
@@ -64,7 +93,7 @@ pub struct Criu {
 pub enum CriuMissing {
     /// No CRIU was found.
     #[error(
-        "CRIU is not installed: there is no `criu` in PATH, and the package ckpt-run-criu is not installed with ckpt-run. Install criu {MIN_VERSION} or newer, or name one with --criu PATH"
+        "CRIU is not installed: there is no `criu` in PATH, and the package ckpt-run-criu is not installed with ckpt-run. Install criu {needed} or newer, or name one with --criu PATH", needed = needed_version()
     )]
     NotFound,
     /// The program is not a working CRIU.
@@ -84,14 +113,20 @@ pub enum CriuMissing {
         reason: String,
     },
     /// CRIU is too old.
-    #[error("{path} is CRIU {found}, but this kernel needs at least {needed}. Name another one with --criu PATH", path = path.display())]
+    #[error("{path} is CRIU {found}, but this machine needs at least {needed}. Name another one with --criu PATH", path = path.display())]
     TooOld {
         /// The program.
         path: PathBuf,
         /// Its version.
         found: Version,
-        /// The oldest version that works on this kernel.
+        /// The oldest version that works on this machine.
         needed: Version,
+    },
+    /// No CRIU works on this machine as it is.
+    #[error("jobs cannot be saved on this machine: {reason}")]
+    Unsupported {
+        /// What is wrong, and the remedy.
+        reason: String,
     },
 }
 
@@ -102,6 +137,9 @@ impl Criu {
     /// # Errors
     /// See [`CriuMissing`].
     pub fn find(named: Option<&Path>) -> Result<Self, CriuMissing> {
+        if let Some(reason) = unsupported() {
+            return Err(CriuMissing::Unsupported { reason });
+        }
         if let Some(path) = named {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
             return Self::at(path, "named with --criu");
@@ -153,7 +191,7 @@ impl Criu {
         let version = Version::parse(&text).ok_or_else(|| {
             broken(format!("--version printed {:?}", text.lines().next().unwrap_or_default()))
         })?;
-        let needed = if restricts_socket_options() { MIN_VERSION_NEW_KERNEL } else { MIN_VERSION };
+        let needed = needed_version();
         if version < needed {
             return Err(CriuMissing::TooOld { path, found: version, needed });
         }

@@ -16,7 +16,11 @@ use crate::namespace::numbers_in;
 use crate::sys::path_text::read_maps;
 
 /// What CRIU writes where a process has its first code, to have it execute one system call: `syscall` and breakpoints.
+#[cfg(target_arch = "x86_64")]
 const CALL: [u8; 8] = [0x0f, 0x05, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc];
+/// The same for arm64: `svc #0`, `brk #0`.
+#[cfg(target_arch = "aarch64")]
+const CALL: [u8; 8] = [0x01, 0x00, 0x00, 0xd4, 0x00, 0x00, 0x20, 0xd4];
 /// What it writes behind that: the name of the memory for its parasite code.
 const NAME: &[u8] = b"CRIUMFD";
 /// How the file of that memory begins, in the list of mappings.

@@ -22,6 +22,8 @@ pub const LIBRARY: &str = "libckpt_interpose.so";
 /// The CUDA driver's file name.
 const DRIVER: &str = "libcuda.so.1";
 
+/// The library has code for this architecture only.
+pub const IS_AVAILABLE: bool = cfg!(target_arch = "x86_64");
 /// The dynamic loader's cache of installed libraries.
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
 /// Default directories of the loader, because its cache may be outdated.
@@ -56,7 +58,7 @@ impl Interposer {
             )),
             path => {
                 let path = fs::canonicalize(path).ok()?;
-                (path.is_file() && can_be_preloaded(&path)).then_some(Self::On(path))
+                (IS_AVAILABLE && path.is_file() && can_be_preloaded(&path)).then_some(Self::On(path))
             }
         }
     }
@@ -71,6 +73,11 @@ impl Interposer {
     }
 
     fn find(program: Option<&Path>, driver_dirs: &[PathBuf], cache: &Path) -> Self {
+        if !IS_AVAILABLE {
+            return Self::Off(format!(
+                "{LIBRARY} is for x86-64 only: jobs that use a GPU cannot be saved here"
+            ));
+        }
         let Some(library) = program.and_then(installed) else {
             return Self::Off(format!("{LIBRARY} is neither beside ckpt-run nor in ../lib"));
         };

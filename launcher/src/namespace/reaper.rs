@@ -55,6 +55,53 @@ mod code {
         "ckpt_reaper_end:",
         ".popsection",
     );
+    /// The architecture's number in an ELF header: `EM_X86_64`.
+    pub const MACHINE: u16 = 62;
+}
+
+#[cfg(target_arch = "aarch64")]
+mod code {
+    // As above.
+    std::arch::global_asm!(
+        ".pushsection .rodata.ckpt_reaper, \"a\"",
+        ".globl ckpt_reaper_start",
+        ".globl ckpt_reaper_end",
+        ".balign 4",
+        "ckpt_reaper_start:",
+        "  sub sp, sp, #16",
+        "2:",
+        "  mov x8, #260",
+        "  mov x0, #-1",
+        "  mov x1, sp",
+        "  mov x2, #0",
+        "  mov x3, #0",
+        "  svc #0",
+        "  ldr w4, 6f",
+        "  cmp w0, w4",
+        "  b.eq 3f",
+        "  cmn w0, #10",
+        "  b.ne 2b",
+        "  mov x0, #255",
+        "  b 5f",
+        "3:",
+        "  ldr w4, [sp]",
+        "  ands w0, w4, #127",
+        "  b.eq 4f",
+        "  add w0, w0, #128",
+        "  b 5f",
+        "4:",
+        "  ubfx w0, w4, #8, #8",
+        "5:",
+        "  mov x8, #94",
+        "  svc #0",
+        "  brk #0",
+        "6:",
+        "  .long 0",
+        "ckpt_reaper_end:",
+        ".popsection",
+    );
+    /// The architecture's number in an ELF header: `EM_AARCH64`.
+    pub const MACHINE: u16 = 183;
 }
 
 unsafe extern "C" {
@@ -75,10 +122,10 @@ fn program(command_pid: i32) -> Vec<u8> {
     let headers = u64::from(ELF_HEADER_BYTES + PROGRAM_HEADER_BYTES);
     let file_bytes = headers + code.len() as u64;
     let mut file = Vec::new();
-    // ELF header: 64-bit, little-endian, version 1; executable, x86-64.
+    // ELF header: 64-bit, little-endian, version 1; executable, this architecture.
     file.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
     file.extend(2_u16.to_le_bytes());
-    file.extend(62_u16.to_le_bytes());
+    file.extend(code::MACHINE.to_le_bytes());
     file.extend(1_u32.to_le_bytes());
     file.extend((LOAD_ADDRESS + headers).to_le_bytes());
     file.extend(u64::from(ELF_HEADER_BYTES).to_le_bytes());

@@ -8,6 +8,8 @@
 use std::io;
 
 const PTRACE_ANY_CHILD: i32 = libc::__WALL;
+/// The general registers (linux/elf.h).
+const NT_PRSTATUS: libc::c_int = 1;
 
 /// A traced and stopped process. Dropping this detaches from the process.
 struct Traced {
@@ -34,6 +36,88 @@ fn wait_stopped(pid: i32) -> io::Result<()> {
     if libc::WIFSTOPPED(status) { Ok(()) } else { Err(io::Error::other("the process ended")) }
 }
 
+fn io_vector(registers: *mut libc::user_regs_struct) -> libc::iovec {
+    libc::iovec { iov_base: registers.cast(), iov_len: size_of::<libc::user_regs_struct>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod code {
+    use std::io;
+
+    /// The registers of a process that waits in a system call, changed so that its next instruction is this one.
+    pub fn calling(
+        pid: i32,
+        before: libc::user_regs_struct,
+        number: u64,
+        arguments: [u64; 2],
+    ) -> io::Result<libc::user_regs_struct> {
+        // The system call in which it waits: `syscall`.
+        let instruction = before.rip.wrapping_sub(2);
+        // SAFETY: reads a word of the other process; an address that is not mapped there is an error, reported as -1.
+        let word = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, pid, instruction, 0) };
+        if word.to_le_bytes()[..2] != [0x0f, 0x05] {
+            return Err(io::Error::other("the process does not wait in a system call"));
+        }
+        let mut registers = before;
+        registers.rip = instruction;
+        registers.rax = number;
+        // Not in a system call: the kernel must not restart the old one on the single step.
+        registers.orig_rax = u64::MAX;
+        [registers.rdi, registers.rsi] = arguments;
+        (registers.rdx, registers.r10, registers.r8) = (0, 0, 0);
+        Ok(registers)
+    }
+
+    pub fn result(registers: &libc::user_regs_struct) -> u64 {
+        registers.rax
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod code {
+    use crate::sys::path_text::read_maps;
+    use procfs_core::process::MMapPath;
+    use std::fs::File;
+    use std::io;
+    use std::os::unix::fs::FileExt;
+
+    /// `svc #0`.
+    const INSTRUCTION: [u8; 4] = 0xd400_0001_u32.to_le_bytes();
+
+    /// The registers of a process that waits in a system call, changed so that its next instruction is this one.
+    ///
+    /// The kernel has set the program counter back to the instruction of the call in which it waits, and would restart
+    /// that one if it were left there. So it is another `svc`, that of the vDSO.
+    pub fn calling(
+        pid: i32,
+        before: libc::user_regs_struct,
+        number: u64,
+        arguments: [u64; 2],
+    ) -> io::Result<libc::user_regs_struct> {
+        let mut registers = before;
+        registers.pc = system_call_of_vdso(pid)?;
+        registers.regs[..2].copy_from_slice(&arguments);
+        registers.regs[2..8].fill(0);
+        registers.regs[8] = number;
+        Ok(registers)
+    }
+
+    fn system_call_of_vdso(pid: i32) -> io::Result<u64> {
+        let no_vdso = || io::Error::other("the process has no vDSO with a system call");
+        let maps = read_maps(format!("/proc/{pid}/maps"))?;
+        let vdso = maps.into_iter().find(|map| map.pathname == MMapPath::Vdso).ok_or_else(no_vdso)?;
+        let (start, end) = vdso.address;
+        let mut code = vec![0; (end - start) as usize];
+        File::open(format!("/proc/{pid}/mem"))?.read_exact_at(&mut code, start)?;
+        let at = code.chunks_exact(4).position(|instruction| instruction == INSTRUCTION);
+        Ok(start + 4 * at.ok_or_else(no_vdso)? as u64)
+    }
+
+    pub fn result(registers: &libc::user_regs_struct) -> u64 {
+        registers.regs[0]
+    }
+}
+
 impl Traced {
     fn stop(pid: i32) -> io::Result<Self> {
         // SAFETY: no memory is handed over.
@@ -48,42 +132,29 @@ impl Traced {
     fn registers(&self) -> io::Result<libc::user_regs_struct> {
         // SAFETY: plain integers, for which all zeroes is a value.
         let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel fills in one `user_regs_struct`.
-        check(unsafe { libc::ptrace(libc::PTRACE_GETREGS, self.pid, 0, &raw mut registers) })?;
+        let mut into = io_vector(&raw mut registers);
+        // SAFETY: the kernel fills in one `user_regs_struct`, and the length of it.
+        check(unsafe { libc::ptrace(libc::PTRACE_GETREGSET, self.pid, NT_PRSTATUS, &raw mut into) })?;
+        if into.iov_len != size_of::<libc::user_regs_struct>() {
+            return Err(io::Error::other("the process has registers of another kind"));
+        }
         Ok(registers)
     }
 
     fn set_registers(&self, registers: &libc::user_regs_struct) -> io::Result<()> {
-        // SAFETY: the kernel reads one `user_regs_struct`, which outlives the call.
-        check(unsafe { libc::ptrace(libc::PTRACE_SETREGS, self.pid, 0, &raw const *registers) })
-    }
-
-    /// Whether the instruction at `address` is `syscall`.
-    fn is_syscall(&self, address: u64) -> bool {
-        // SAFETY: reads a word of the other process; an address that is not mapped there is an error, reported as -1.
-        let word = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, self.pid, address, 0) };
-        word.to_le_bytes()[..2] == [0x0f, 0x05]
+        let mut from = io_vector((&raw const *registers).cast_mut());
+        // SAFETY: the kernel reads one `user_regs_struct`, which outlives the call, and writes the length to `from`.
+        check(unsafe { libc::ptrace(libc::PTRACE_SETREGSET, self.pid, NT_PRSTATUS, &raw mut from) })
     }
 
     /// Makes the process execute one system call instead of the one in which it waits, which is then restarted.
     fn call(&self, number: libc::c_long, first: u64, second: u64) -> io::Result<()> {
         let before = self.registers()?;
-        let instruction = before.rip.wrapping_sub(2);
-        if !self.is_syscall(instruction) {
-            return Err(io::Error::other("the process does not wait in a system call"));
-        }
-        let mut registers = before;
-        registers.rip = instruction;
-        registers.rax = number.cast_unsigned();
-        // Not in a system call: the kernel must not restart the old one on the single step.
-        registers.orig_rax = u64::MAX;
-        (registers.rdi, registers.rsi) = (first, second);
-        (registers.rdx, registers.r10, registers.r8) = (0, 0, 0);
-        self.set_registers(&registers)?;
+        self.set_registers(&code::calling(self.pid, before, number.cast_unsigned(), [first, second])?)?;
         // SAFETY: no memory is handed over.
         check(unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.pid, 0, 0) })?;
         wait_stopped(self.pid)?;
-        let result = self.registers()?.rax.cast_signed();
+        let result = code::result(&self.registers()?).cast_signed();
         self.set_registers(&before)?;
         match result {
             0 => Ok(()),
@@ -124,7 +195,8 @@ mod tests {
         let pid = child.id().cast_signed();
         let mut out = BufReader::new(child.stdout.take().unwrap()).lines();
         let waits = format!("/proc/{pid}/syscall");
-        while !std::fs::read_to_string(&waits).unwrap().starts_with("0 ") {
+        let read = format!("{} ", libc::SYS_read);
+        while !std::fs::read_to_string(&waits).unwrap().starts_with(&read) {
             std::thread::yield_now();
         }
         make_subreaper(pid).unwrap();

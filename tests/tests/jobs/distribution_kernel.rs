@@ -2,12 +2,11 @@
 //! it tracks soft-dirty pages, for example.
 
 use ckpt_run_tests::file_systems::{FileSystem, make_image};
-use ckpt_run_tests::virtual_machine::{Hardware, VirtualMachine, shared_directory, tool};
+use ckpt_run_tests::virtual_machine::{self, Hardware, VirtualMachine, shared_directory, tool};
 use ckpt_run_tests::{PRECOPY_VARIABLE, Running, Sandbox, programs, python, workspace};
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 const DISK_BYTES: u64 = 2 << 30;
 /// What a program prints that is not available there.
@@ -38,9 +37,7 @@ fn pass_in_a_machine(tests: &[String], variables: &[(&str, &str)]) -> Vec<String
         ckpt_test_skip::needs_full();
         return Vec::new();
     };
-    static ONE: Mutex<()> = Mutex::new(());
-    // Two emulated machines at once are slower than one after the other, and time limits apply to each.
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = virtual_machine::alone();
     let sandbox = Sandbox::new();
     let disk = sandbox.path().join("disk");
     make_image(&disk, DISK_BYTES).and_then(|()| FileSystem::Ext4.format(&disk)).unwrap();

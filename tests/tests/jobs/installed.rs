@@ -1,6 +1,7 @@
 //! What `cargo xtask dist` makes, installed into bare systems that have nothing else of ckpt-run: a job survives a kill there.
 
 use ckpt_run_tests::Sandbox;
+use ckpt_run_tests::virtual_machine::{self, Hardware, VirtualMachine};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -142,4 +143,37 @@ fn a_job_survives_after_the_installation_of_the_deb() {
 #[test]
 fn a_job_survives_after_the_installation_of_the_rpm() {
     survives("rpm", 0);
+}
+
+/// The demo's job has no Python there.
+#[test]
+fn a_job_survives_on_arm64() {
+    let (Some(packages), Some(tool)) = (std::env::var_os(PACKAGES), virtual_machine::arm64_tool()) else {
+        ckpt_test_skip::needs_full();
+        return;
+    };
+    let wheels = fs::read_dir(packages).unwrap().map(|entry| entry.unwrap().path());
+    let is_for_arm64 = |path: &Path| path.to_string_lossy().ends_with("_aarch64.whl");
+    let wheel = wheels.into_iter().find(|path| is_for_arm64(path)).expect("a wheel for arm64");
+    let _alone = virtual_machine::alone();
+    let sandbox = Sandbox::new();
+    let disk = sandbox.path().join("disk");
+    fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
+    let hardware = Hardware { cores: 2, memory_mib: 2048, disk: &disk, network: None };
+    let machine = VirtualMachine::boot(&tool, &sandbox.path().join("machine"), hardware);
+    let unpack =
+        Command::new("python3").args(["-m", "zipfile", "-e"]).arg(wheel).arg(machine.shared()).status();
+    assert!(unpack.unwrap().success());
+    let said = machine.ok("set -e
+        cp ckpt_run-*.data/scripts/ckpt-run /tmp/ckpt-run
+        chmod +x /tmp/ckpt-run
+        cd /tmp
+        ./ckpt-run doctor
+        ./ckpt-run demo --plain
+        ./ckpt-run sh -c 'exit 7' && exit 1 || echo \"exit code $?\"
+        ./ckpt-run sh -c 'kill -9 $$' && exit 1 || echo \"exit code $?\"");
+    println!("{said}");
+    assert!(said.contains("Plain jobs: yes.") && said.contains("is for x86-64 only"), "{said}");
+    assert!(said.contains("Equal: all 60 results"), "{said}");
+    assert!(said.contains("\nexit code 7\n") && said.contains("\nexit code 137\n"), "{said}");
 }

@@ -323,13 +323,16 @@ fn json_is_as_its_schemas_say() {
         }
     };
     check_all();
-    assert!(!check(&["ps"]).as_array().unwrap().is_empty());
+    let store = sandbox.json(["status", "--json"])[0]["store"].clone();
+    let runs = check(&["ps"]);
+    assert!(runs.as_array().unwrap().iter().any(|one| one["store"] == store), "{store}: {runs:#}");
     check(&["show", &id]);
     for all in ["--all", "--scrub"] {
         assert!(!check(&["verify", all]).as_array().unwrap().is_empty(), "{all}");
     }
     let other = check(&["checkpoint"])["id"].as_str().unwrap().to_owned();
-    check(&["diff", &id, &other]);
+    let difference = check(&["diff", &id, &other]);
+    assert!(!difference["regions"].as_array().unwrap().is_empty(), "{difference:#}");
     assert_eq!(check(&["prune", "--keep", "1"]).as_array().unwrap().len(), 1);
     check(&["config"]);
     let doctor = sandbox.call(["doctor", "--json"]);

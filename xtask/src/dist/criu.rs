@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use super::build::Architecture;
 use super::wheel::Wheel;
 use super::{Entry, check_size};
 use crate::elf::{self, Version};
@@ -65,6 +66,7 @@ pub fn wheel(out: &Path) -> Result<PathBuf> {
         more: &[],
         // A static program needs none. pip knows tags from 2.17 on by their old names too.
         glibc: Version(2, 17),
+        architecture: Architecture::X86_64,
     };
     let path = wheel.write(&entries, out)?;
     check_size(&path, MOST_MB)?;

@@ -3,11 +3,12 @@
 //! | file | made by |
 //! |---|---|
 //! | `ckpt_run-*.whl` | [`mod@run`], and [`wheel`] |
+//! | `ckpt_run-*_aarch64.whl` | [`mod@run`], for jobs without a GPU |
 //! | `ckpt_run_criu-*.whl` | [`criu`], and [`wheel`] |
 //! | `ckpt-run_*.deb` | [`deb`] |
 //! | `ckpt-run-*.rpm` | [`rpm`] |
 //!
-//! All of them contain the same two files, which are built once ([`build`]) for an old glibc. maturin makes wheels of
+//! Those for x86-64 contain the same two files, which are built once ([`build`]) for an old glibc. maturin makes wheels of
 //! programs too, but only of what it compiles itself: the other packages would contain another build, and the manual page
 //! and the completions, which the built program prints, would have to exist before.
 
@@ -55,6 +56,8 @@ pub struct Args {
 enum What {
     /// The Python package ckpt-run
     Wheel,
+    /// The Python package ckpt-run for arm64, for jobs without a GPU
+    Arm64Wheel,
     /// The Python package ckpt-run-criu
     CriuWheel,
     /// The package for Debian and Ubuntu
@@ -85,8 +88,12 @@ fn make(what: &[What]) -> Result<Vec<PathBuf>> {
         made.push(criu::wheel(&out)?);
     }
     type Package = fn(&Built, &Path) -> Result<PathBuf>;
-    let packages: [(What, Package); 3] =
-        [(What::Wheel, run::wheel), (What::Deb, deb::package), (What::Rpm, rpm::package)];
+    let packages: [(What, Package); 4] = [
+        (What::Wheel, run::wheel),
+        (What::Arm64Wheel, run::arm64_wheel),
+        (What::Deb, deb::package),
+        (What::Rpm, rpm::package),
+    ];
     if packages.iter().any(|(one, _)| is_wanted(*one)) {
         let built = build::build(&out)?;
         for (_, package) in packages.iter().filter(|(one, _)| is_wanted(*one)) {
@@ -97,6 +104,7 @@ fn make(what: &[What]) -> Result<Vec<PathBuf>> {
 }
 
 /// Where a file goes in a package, and where it comes from. The place is relative to the prefix: `bin/ckpt-run`.
+#[derive(Clone)]
 struct Entry {
     place: String,
     from: PathBuf,

@@ -25,12 +25,22 @@ pub fn wheel(built: &Built, out: &Path) -> Result<PathBuf> {
         licence: "Apache-2.0",
         licences: built.licences.to_vec(),
         description,
-        more: &["Provides-Extra: criu", "Requires-Dist: ckpt-run-criu >=4.2 ; extra == 'criu'"],
+        // The same in all wheels, since tools that lock versions read one of them. There is no CRIU for arm64.
+        more: &[
+            "Provides-Extra: criu",
+            "Requires-Dist: ckpt-run-criu >=4.2 ; extra == 'criu' and platform_machine == 'x86_64'",
+        ],
         glibc: GLIBC,
+        architecture: built.architecture,
     };
     let path = wheel.write(&built.entries, out)?;
     check_size(&path, MOST_MB)?;
     Ok(path)
+}
+
+/// The wheel for arm64. `built` is what the packages for x86-64 have.
+pub fn arm64_wheel(built: &Built, out: &Path) -> Result<PathBuf> {
+    wheel(&built.for_arm64()?, out)
 }
 
 /// The text without links to files, which exist beside the source code only.

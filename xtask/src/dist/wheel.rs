@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
+use super::build::Architecture;
 use super::{Entry, lay_out};
 use crate::elf::Version;
 use crate::tools::{self, python};
@@ -30,6 +31,7 @@ pub struct Wheel<'a> {
     pub more: &'a [&'a str],
     /// The oldest glibc that it works with.
     pub glibc: Version,
+    pub architecture: Architecture,
 }
 
 impl Wheel<'_> {
@@ -65,7 +67,7 @@ impl Wheel<'_> {
 
     fn tag(&self) -> String {
         let Version(major, minor) = self.glibc;
-        format!("py3-none-manylinux_{major}_{minor}_x86_64")
+        format!("py3-none-manylinux_{major}_{minor}_{}", self.architecture)
     }
 
     fn metadata(&self) -> String {
@@ -107,6 +109,7 @@ mod tests {
             description: "# CRIU\n".to_owned(),
             more: &["Provides-Extra: x"],
             glibc: Version(2, 17),
+            architecture: Architecture::X86_64,
         };
         let metadata = wheel.metadata();
         let (head, body) = metadata.split_once("\n\n").unwrap();

@@ -71,6 +71,17 @@ impl PrivateApt {
     /// Makes one in `dir`, for `suite` of the distribution that runs here. Its packages must be signed by that
     /// distribution's key.
     pub fn create(dir: &Path, os: &Os, suite: &str, section: Section) -> Result<Self> {
+        Self::create_for(dir, os, suite, section, "amd64")
+    }
+
+    /// The same for packages of another architecture.
+    pub fn create_for(
+        dir: &Path,
+        os: &Os,
+        suite: &str,
+        section: Section,
+        architecture: &str,
+    ) -> Result<Self> {
         let Archive { types, components, keyring } = archive(os, section)?;
         ensure!(keyring.exists(), "{} is missing, so that packages could not be verified", keyring.display());
         let sources = sources(os, suite)?;
@@ -80,7 +91,7 @@ impl PrivateApt {
         }
         let stanza = |source: &Source| {
             format!(
-                "Types: {types}\nURIs: {}\nSuites: {}\nComponents: {components}\nArchitectures: amd64\nSigned-By: {}\n",
+                "Types: {types}\nURIs: {}\nSuites: {}\nComponents: {components}\nArchitectures: {architecture}\nSigned-By: {}\n",
                 source.uri,
                 source.suite,
                 keyring.display()
@@ -93,7 +104,7 @@ impl PrivateApt {
         };
         write("status", "")?;
         write("parts/private.sources", &stanzas.join("\n"))?;
-        let config = write("apt.conf", &private_config(dir))?;
+        let config = write("apt.conf", &private_config(dir, architecture))?;
         Ok(Self { dir: dir.to_path_buf(), config })
     }
 
@@ -199,14 +210,14 @@ pub fn unpack(packages: &[PathBuf], to: &Path, log: &Path) -> Result<String> {
     Ok(names)
 }
 
-fn private_config(dir: &Path) -> String {
+fn private_config(dir: &Path, architecture: &str) -> String {
     let dir = dir.display();
     format!(
         r#"#clear APT::Architectures;
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
-APT::Architecture "amd64";
-APT::Architectures {{ "amd64"; }};
+APT::Architecture "{architecture}";
+APT::Architectures {{ "{architecture}"; }};
 APT::Install-Recommends "false";
 Acquire::Retries "3";
 Dir::Etc::SourceList "/dev/null";

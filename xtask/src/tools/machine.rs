@@ -10,6 +10,7 @@
 //! - `etc`: files that the programs of NFS look for in `/etc`.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,7 +27,7 @@ use crate::{process, say, workspace};
 pub const VARIABLE: &str = "CKPT_TEST_MACHINE";
 
 /// The first suite whose QEMU emulates this kernel without faults: that of bookworm, 7.2, corrupts its page tables.
-const SUITE: &str = "trixie";
+pub const SUITE: &str = "trixie";
 /// The cloud kernel is smaller, but has no 9P.
 const PACKAGES: &[&str] = &["qemu-system-x86", "busybox-static", "nfs-kernel-server", "linux-image-amd64"];
 
@@ -42,15 +43,15 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("rpcbind", "usr/sbin/rpcbind"),
     ("sm-notify", "usr/sbin/sm-notify"),
 ];
-const BUSYBOX: &str = "usr/bin/busybox";
+pub const BUSYBOX: &str = "usr/bin/busybox";
 
 /// PID 1.
-const INIT: &str = include_str!("../../machine/init.sh");
+pub const INIT: &str = include_str!("../../machine/init.sh");
 /// The modules that PID 1 needs, those that they need not included.
 const MODULES: &[&str] = &["9p", "9pnet_virtio", "overlay"];
 
-/// Makes `initramfs` of the directory in which it is called.
-const PACK: &str = "find . | busybox cpio -o -H newc > ../initramfs";
+/// Makes `initramfs` of the directory in which it is called, with the busybox that it is given.
+const PACK: &str = r#"find . | "$0" cpio -o -H newc > ../initramfs"#;
 
 /// Sets it up and returns the directory.
 pub fn set_up() -> Result<PathBuf> {
@@ -114,51 +115,78 @@ fn unpack(place: &Path) -> Result<String> {
     for (name, script) in scripts(place) {
         write_program(&bin.join(name), &script)?;
     }
-    make_initramfs(&built, &kernel, &log)?;
+    let busybox = prefix.join(BUSYBOX);
+    let initramfs = Initramfs {
+        host_busybox: &busybox,
+        busybox: &busybox,
+        modules: &prefix.join("usr"),
+        kernel: &kernel,
+        wanted: MODULES,
+    };
+    initramfs.make(&built, &log)?;
     finish(&built, place)?;
     version(place).context("it was unpacked, but does not work here")
 }
 
-fn write_program(path: &Path, text: &str) -> Result<()> {
+pub fn write_program(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text)?;
     Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o755))?)
 }
 
 /// The version of the only kernel in the prefix.
-fn kernel_version(prefix: &Path) -> Result<String> {
+pub fn kernel_version(prefix: &Path) -> Result<String> {
     let mut entries = fs::read_dir(prefix.join("usr/lib/modules")).context("the packages have no kernel")?;
     let entry = entries.next().context("the packages have no modules")??;
     Ok(entry.file_name().to_string_lossy().into_owned())
 }
 
-fn make_initramfs(built: &Path, kernel: &str, log: &Path) -> Result<()> {
-    let busybox = built.join("bin/busybox");
-    let depmod = |command: &mut Command| process::logged(command, log);
-    depmod(Command::new(&busybox).args(["depmod", "-b"]).arg(built.join("prefix/usr")).arg(kernel))?;
-    let root = built.join("init");
-    for dir in ["bin", "dev", "lower", "modules", "root", "upper"] {
-        fs::create_dir_all(root.join(dir))?;
+/// No error if it is that something exists already.
+pub fn if_exists(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
+}
+
+/// What a machine boots with.
+pub struct Initramfs<'a> {
+    /// The busybox that packs it.
+    pub host_busybox: &'a Path,
+    /// The busybox that is in it.
+    pub busybox: &'a Path,
+    /// The directory with `lib/modules`.
+    pub modules: &'a Path,
+    /// The version of the kernel.
+    pub kernel: &'a str,
+    /// The modules that are in it, with those that they need.
+    pub wanted: &'a [&'a str],
+}
+
+impl Initramfs<'_> {
+    /// Makes `init` and `initramfs` in this directory.
+    pub fn make(&self, built: &Path, log: &Path) -> Result<()> {
+        let depmod = |command: &mut Command| process::logged(command, log);
+        depmod(Command::new(self.host_busybox).args(["depmod", "-b"]).arg(self.modules).arg(self.kernel))?;
+        let root = built.join("init");
+        for dir in ["bin", "dev", "lower", "modules", "root", "upper"] {
+            fs::create_dir_all(root.join(dir))?;
+        }
+        write_program(&root.join("init"), INIT)?;
+        fs::copy(self.busybox, root.join("bin/busybox"))?;
+        let modules = self.modules.join("lib/modules").join(self.kernel);
+        let needs = fs::read_to_string(modules.join("modules.dep")).context("reading modules.dep")?;
+        let mut order = Vec::new();
+        for name in self.wanted {
+            add_module(name, &needs, &mut order)?;
+        }
+        let mut names = String::new();
+        for path in order {
+            let name = Path::new(path).file_name().unwrap_or_default();
+            fs::copy(modules.join(path), root.join("modules").join(name))?;
+            names += &format!("{}\n", name.to_string_lossy());
+        }
+        fs::write(root.join("modules/order"), names)?;
+        let mut pack = Command::new(self.host_busybox);
+        pack.args(["sh", "-c", PACK]).arg(self.host_busybox).current_dir(&root);
+        process::logged(&mut pack, log)
     }
-    write_program(&root.join("init"), INIT)?;
-    fs::copy(&busybox, root.join("bin/busybox"))?;
-    let modules = built.join("modules").join(kernel);
-    let needs = fs::read_to_string(modules.join("modules.dep")).context("reading modules.dep")?;
-    let mut order = Vec::new();
-    for name in MODULES {
-        add_module(name, &needs, &mut order)?;
-    }
-    let mut names = String::new();
-    for path in order {
-        let name = Path::new(path).file_name().unwrap_or_default();
-        fs::copy(modules.join(path), root.join("modules").join(name))?;
-        names += &format!("{}\n", name.to_string_lossy());
-    }
-    fs::write(root.join("modules/order"), names)?;
-    let mut pack = Command::new(&busybox);
-    pack.args(["sh", "-c", PACK])
-        .current_dir(&root)
-        .env("PATH", format!("{}:/usr/bin:/bin", built.join("bin").display()));
-    process::logged(&mut pack, log)
 }
 
 /// Adds a module's path behind those of the modules that it needs, by `modules.dep`.

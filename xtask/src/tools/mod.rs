@@ -23,11 +23,14 @@
 //! | earlier builds of ckpt-run | - | from the history of this repository, for `test --full` only ([`releases`]) |
 //! | a root with PyTorch 2.6, bare roots | - | debootstrap, for `test --full` only ([`rootfs`]) |
 //! | a virtual machine with Debian's kernel, NFS | - | packages of a newer suite, unpacked, for `test --full` only ([`machine`]) |
+//! | a virtual machine with arm64 | - | likewise ([`arm64`]) |
+//! | Rust's standard library for arm64 | installed | rustup, for `dist` only |
 //!
 //! Each tool is built beside its final place and renamed into it: an interrupted set-up is never mistaken for a
 //! finished one. Each tool is checked at every start by running it.
 
 mod apt;
+mod arm64;
 mod criu;
 mod criu_source;
 mod libcuda;
@@ -43,7 +46,7 @@ mod zdtm;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
@@ -164,6 +167,7 @@ pub fn full_environment() -> Result<Variables> {
     let mut variables = vec![
         (zdtm::VARIABLE, zdtm::set_up()?.into()),
         (machine::VARIABLE, machine::set_up()?.into()),
+        (arm64::VARIABLE, arm64::set_up()?.into()),
         ("CKPT_TEST_MKFS_BTRFS", set_up_program("mkfs.btrfs", "btrfs-progs")?.into()),
         ("CKPT_TEST_ROOTFS", rootfs::set_up()?.into()),
     ];
@@ -202,6 +206,21 @@ pub fn criu_prefix() -> Result<PathBuf> {
 pub fn dist() -> Result<PathBuf> {
     let _lock = lock()?;
     python::set_up_dist()
+}
+
+/// Installs Rust's standard library for a target, unless it is there.
+pub fn rust_target(target: &str) -> Result<()> {
+    let _lock = lock()?;
+    let print = ["--print", "target-libdir", "--target", target];
+    let dir = process::capture(Command::new("rustc").args(print).current_dir(workspace::root()))?;
+    if Path::new(dir.trim()).is_dir() {
+        return Ok(());
+    }
+    let log = log_file(target)?;
+    eprintln!("tools: getting Rust's standard library for {target}, the log is {}", log.display());
+    let mut rustup = Command::new("rustup");
+    process::logged(rustup.args(["target", "add", target]).current_dir(workspace::root()), &log)
+        .with_context(|| format!("Rust's standard library for {target} is not installed"))
 }
 
 /// Finds rpmbuild or installs the system's package of it.

@@ -231,6 +231,7 @@ fn of_criu_and_namespaces() {
         CriuMissing::NotFound => CriuMissing::NotFound, "CRIU";
         CriuMissing::Broken { .. } => CriuMissing::Broken { path: path(), reason: text("it is a directory") }, "/data/store";
         CriuMissing::NoProcess { .. } => CriuMissing::NoProcess { path: path(), reason: no_process().to_string() }, "/data/store";
+        CriuMissing::Unsupported { .. } => CriuMissing::Unsupported { reason: text("the CPU has SVE. Use the kernel parameter arm64.nosve") }, "SVE";
         CriuMissing::TooOld { .. } => CriuMissing::TooOld { path: path(), found: MIN_VERSION, needed: MIN_VERSION }, "/data/store";
     });
     each!(SessionError {
