@@ -1,6 +1,8 @@
 //! `ckpt-run report` of a real job with injected faults: the job and the test note every moment themselves, and the
 //! classes of the report are compared with that. Also what snapshots cost, against what the job has in memory and changes.
 
+mod browser;
+
 use crate::supervisor::{touch, until_ready};
 use ckpt_run_tests::{Running, Sandbox, processes, python, schema, until};
 use ckpt_test_skip::is_full_run_or_skip;
@@ -266,6 +268,12 @@ fn the_report_agrees_with_what_the_job_has_noted() {
     // Twice in each round, for 1.5 s. When a killed job ended is known to within a quarter of a second.
     assert!(time("away") >= 2700 * u64::try_from(ROUNDS).unwrap(), "{report:#}");
     assert_eq!(endings[..4], ["failed", "killed", "ended", "hung"], "{report:#}");
+    if browser::is_there() {
+        let page = story.sandbox.path().join("report.html");
+        story.sandbox.ok(["report", "--output", page.to_str().unwrap()]);
+        let used = report["time_ms"].as_object().unwrap().values().filter(|ms| ms.as_u64() > Some(0));
+        browser::check(&page, 2, used.count());
+    }
 }
 
 /// The child has `PRIVATE` bytes of its own, and the parent `SHARED` bytes that a child may share. The child writes `CHANGED`

@@ -60,7 +60,7 @@ fn overview(report: &Report) -> String {
         ("Whole time", span(report.whole_ms)),
         ("Repetition avoided", span(times.kept_ms)),
         ("Done again", span(times.of(Class::Redone))),
-        ("Paused for snapshots", span(times.of(Class::Stall))),
+        ("Stall", span(times.of(Class::Stall))),
         ("In no snapshot yet", span(times.unsaved_ms)),
     ];
     let facts: String =
