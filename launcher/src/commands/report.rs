@@ -38,6 +38,8 @@ struct Report {
 
 /// The part of pauses of which earlier versions have not recorded what it went into.
 const UNKNOWN: &str = "unknown";
+/// Phases that took less are left out: they would be shown as 0.0 ms.
+const LEAST_US: u64 = 50;
 
 /// Prints the report of a job, or writes it `to` a file.
 ///
@@ -87,11 +89,11 @@ fn meaning(class: Class) -> &'static str {
     }
 }
 
-/// The phases of the pauses that took any time, in microseconds, and what is unknown.
+/// The phases of the pauses that took a time worth showing, in microseconds, and what is unknown.
 fn phases(totals: &Totals) -> Vec<(&'static str, u64)> {
     let unknown_us = totals.stall_us.saturating_sub(totals.stall_phases.sum_us());
     let all = totals.stall_phases.named().into_iter().chain([(UNKNOWN, unknown_us)]);
-    all.filter(|(_, us)| *us > 0).collect()
+    all.filter(|(_, us)| *us >= LEAST_US).collect()
 }
 
 /// What happens in a phase of a pause, for people.

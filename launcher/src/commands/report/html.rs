@@ -27,6 +27,8 @@ impl Display for Escaped<'_> {
             '>' => out.write_str("&gt;"),
             '"' => out.write_str("&quot;"),
             '\'' => out.write_str("&#39;"),
+            // A script in a command has lines.
+            '\n' | '\t' => out.write_char(' '),
             char if letters::is_control(char) => out.write_char('\u{fffd}'),
             char => out.write_char(char),
         })
@@ -341,6 +343,7 @@ mod tests {
             assert!(!page.replace("http-equiv", "").contains(outside), "{outside}");
         }
         assert_eq!(Escaped("a\u{1b}[0m").to_string(), "a\u{fffd}[0m");
+        assert_eq!(Escaped("sh -c one\n\ttwo").to_string(), "sh -c one  two");
     }
 
     #[test]
