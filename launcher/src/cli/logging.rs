@@ -2,6 +2,7 @@
 
 use crate::sys::error::bad_input;
 use crate::sys::letters;
+use crate::sys::progress;
 use crate::sys::trust::Trust;
 use anyhow::{Result, anyhow};
 use serde::Deserialize;
@@ -109,6 +110,9 @@ pub fn start(verbosity: i32, format: Format, file: Option<&Path>, trust: &Trust)
     let stderr = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let is_colored = rustix::termios::isatty(rustix::stdio::stderr())
         && wants_color(std::env::var_os("NO_COLOR"), std::env::var_os("TERM"));
+    if verbosity < 0 || format == Format::Json {
+        progress::hide();
+    }
     let stderr = match format {
         Format::Text => stderr.event_format(Plain { is_colored }).boxed(),
         Format::Json => stderr.json().boxed(),

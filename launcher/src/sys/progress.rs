@@ -1,10 +1,19 @@
 //! Progress bars of long operations, on a terminal only.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Shorter operations show no bar.
 const MIN_BYTES: u64 = 256 << 20;
+
+/// Set by [`hide`].
+static IS_HIDDEN: AtomicBool = AtomicBool::new(false);
+
+/// From now on, no bar is shown (`--quiet`, messages as JSON).
+pub fn hide() {
+    IS_HIDDEN.store(true, Ordering::Relaxed);
+}
 
 /// A progress bar in bytes: operation, bytes, rate, time left.
 pub struct Bar {
@@ -28,7 +37,8 @@ impl Bar {
     }
 
     fn show(&self, total_bytes: u64) {
-        if total_bytes >= MIN_BYTES && self.bar.is_hidden() {
+        let is_wanted = total_bytes >= MIN_BYTES && !IS_HIDDEN.load(Ordering::Relaxed);
+        if is_wanted && self.bar.is_hidden() {
             self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(5));
         }
     }
