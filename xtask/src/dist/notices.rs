@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -64,8 +65,31 @@ pub fn write(out: &Path) -> Result<PathBuf> {
     let metadata: Metadata =
         serde_json::from_str(&process::capture(&mut cargo)?).context("reading cargo's metadata")?;
     let path = out.join("THIRD-PARTY-NOTICES.txt");
-    fs::write(&path, text(&linked(&metadata))?).with_context(|| format!("writing {}", path.display()))?;
+    let notices = text(&linked(&metadata))? + &standard_library()?;
+    fs::write(&path, notices).with_context(|| format!("writing {}", path.display()))?;
     Ok(path)
+}
+
+/// The notices of Rust's standard library, which every program contains. The toolchain has them as a web page.
+fn standard_library() -> Result<String> {
+    let sysroot = process::capture(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let path = Path::new(sysroot.trim()).join("share/doc/rust/COPYRIGHT-library.html");
+    let page = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    Ok(format!("\n{RULE}\nRust's standard library\n{RULE}\n\n{}", text_of(&page)))
+}
+
+/// The lines of a web page, without its tags.
+fn text_of(page: &str) -> String {
+    let mut text = String::new();
+    for part in page.split('<') {
+        // Before the first tag there is none.
+        text += part.split_once('>').map_or(part, |(_, text)| text);
+    }
+    for (entity, letter) in [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#39;", "'"), ("&amp;", "&")] {
+        text = text.replace(entity, letter);
+    }
+    let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
+    lines.flat_map(|line| [line, "\n"]).collect()
 }
 
 /// The crates of others that are linked into the programs, by name and version.
@@ -119,6 +143,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_page_without_its_tags() {
+        let page = "<h1>Notices</h1>\n\n<p>one &amp; <a href=\"x\">two</a> &lt;a@b.c&gt;</p>\n";
+        assert_eq!(text_of(page), "Notices\none & two <a@b.c>\n");
+    }
+
+    #[test]
     fn every_crate_that_is_linked_in_has_its_licence_in_the_notices() {
         let dir = tempfile::tempdir().unwrap();
         let text = fs::read_to_string(write(dir.path()).unwrap()).unwrap();
@@ -129,6 +159,7 @@ mod tests {
         for name in ["proptest", "ckpt-snapshot"] {
             assert!(!text.lines().any(|line| line.starts_with(&format!("{name} "))), "{name}");
         }
+        assert!(text.contains("The Rust Project Developers"));
         assert!(text.contains("Permission is hereby granted") && text.contains("Apache License"));
     }
 }
