@@ -13,7 +13,7 @@
 
 #[cfg(test)]
 mod pages;
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod registers;
 
 use crate::namespace::inside;
