@@ -56,6 +56,12 @@ uv)
     uv --quiet --offline tool install --no-index --find-links /packages --python /usr/bin/python3 'ckpt-run[criu]'
     prefix=$HOME/.local/share/uv/tools/ckpt-run ckpt_run=$HOME/.local/bin/ckpt-run
     ;;
+pipx)
+    # pip, setuptools and wheel are from Debian's packages.
+    PIP_NO_INDEX=1 PIP_FIND_LINKS='/packages /usr/share/python-wheels' pipx install 'ckpt-run[criu]'
+    ckpt_run=$HOME/.local/bin/ckpt-run
+    prefix=$(dirname "$(dirname "$(readlink -f "$ckpt_run")")")
+    ;;
 deb | rpm)
     if [ "$1" = deb ]; then
         dpkg --install /packages/ckpt-run_*.deb
@@ -133,6 +139,16 @@ fn a_job_survives_after_uv_tool_install_in_a_bare_system() {
 #[test]
 fn a_job_survives_after_uv_tool_install_for_a_user_without_rights() {
     survives("uv", 1000);
+}
+
+#[test]
+fn a_job_survives_after_pipx_install_in_a_bare_system() {
+    survives("pipx", 0);
+}
+
+#[test]
+fn a_job_survives_after_pipx_install_for_a_user_without_rights() {
+    survives("pipx", 1000);
 }
 
 #[test]

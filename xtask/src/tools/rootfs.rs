@@ -27,15 +27,18 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const PACKAGES: &str = "python3-torch,python3-numpy";
 /// Suites of bare roots, where packages are installed.
 const BARE_SUITES: &[&str] = &["bookworm", "trixie"];
-/// What pip needs, and what installs packages for other distributions.
-const BARE_PACKAGES: &str = "python3-venv,rpm";
+/// What pip and pipx need, and what installs packages for other distributions.
+const BARE_PACKAGES: &str = "python3-venv,pipx,python3-wheel-whl,rpm";
 
 /// Finds or makes the bare roots and returns their directories.
 pub fn set_up_bare() -> Result<Vec<PathBuf>> {
     let one = |suite: &&str| {
         let name = format!("bare-{suite}");
         let place = workspace::tools_dir().join(&name);
-        if ["usr/bin/python3", "usr/bin/rpm"].iter().all(|program| place.join(program).exists()) {
+        if ["usr/bin/python3", "usr/bin/pipx", "usr/bin/rpm"]
+            .iter()
+            .all(|program| place.join(program).exists())
+        {
             eprintln!("tools: bare root of {suite}, {}", place.display());
             return Ok(place);
         }
