@@ -174,6 +174,7 @@ CLAIMS = [
             OTHER_MACHINE: [
                 "all memory on a device without virtual memory management",
                 "memory of the host from cuMemCreate, after a resume on a machine without its NUMA node",
+                "A job that uses a GPU cannot be saved",
             ],
         },
     ),
@@ -182,5 +183,9 @@ CLAIMS = [
 EXEMPT = {
     "of the tests": ["It is tested with a simulated driver", "[Measured](measurements.md#processes-that-share-a-gpu)"],
     "leads to another table": ["state on the GPU that cannot be saved"],
+    "of machines without GPUs": [
+        "Jobs without a GPU work as on x86-64, with these differences",
+        "`CKPT_AUTO` does not exist there, since it is part of the library for GPU jobs",
+    ],
     "of PyTorch's packages": ["PyTorch's wheels have NCCL"],
 }
