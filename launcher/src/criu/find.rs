@@ -1,6 +1,7 @@
 //! Finding CRIU and checking its version.
 
 use crate::sys::privileges::{self, Privileges};
+use crate::sys::process_memory::PAGE_BYTES;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::ErrorKind;
@@ -14,8 +15,6 @@ pub const MIN_VERSION: Version = Version { major: 4, minor: 1, patch: 0 };
 /// TCP or UDP socket, and for arm64.
 const MIN_VERSION_NEW: Version = Version { major: 4, minor: 2, patch: 0 };
 
-/// Pages of CRIU's images, and of what ckpt-run copies.
-const PAGE_BYTES: usize = 4096;
 /// CPUs with SVE, and with SME (asm/hwcap.h of arm64).
 const HWCAP_SVE: usize = 1 << 22;
 const HWCAP2_SME: usize = 1 << 23;
@@ -36,7 +35,7 @@ fn needed_version() -> Version {
 
 /// Why no CRIU saves the processes of this machine as they are.
 fn unsupported() -> Option<String> {
-    let bytes = rustix::param::page_size();
+    let bytes = rustix::param::page_size() as u64;
     if bytes != PAGE_BYTES {
         return Some(format!(
             "the kernel's memory pages have {bytes} bytes, and ckpt-run works with pages of {PAGE_BYTES} bytes only. Use a kernel with such pages"
