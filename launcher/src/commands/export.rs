@@ -9,13 +9,14 @@ use crate::store::tiers;
 use crate::sys::error::bad_input;
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow};
-use ckpt_snapshot::{Load, Manifest, Store, Target};
+use ckpt_snapshot::{Load, Manifest, RelPath, Store, Target};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Writes files to a new or empty directory.
@@ -93,27 +94,78 @@ fn criu(store: &dyn Store, manifest: &Manifest, dir: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
+/// One file for each region of memory. Data files are loaded as a resume does it, in parallel: in an object store, each read
+/// takes a while.
 fn raw(store: &dyn Store, manifest: &Manifest, memory: &Memory, dir: &Path) -> Result<u64> {
-    let bytes = memory.values().flatten().map(|piece| piece.bytes).sum();
-    let bar = Bar::new("exporting", bytes);
-    let mut readers = Readers::new(store, manifest);
+    let mut files: BTreeMap<&RelPath, Regions> = BTreeMap::new();
+    let mut bytes = 0;
     for (owner, pieces) in memory {
         let below = dir.join(owner.to_string());
         make_dir(&below)?;
         for piece in pieces {
             let path = below.join(format!("{}.bin", piece.name()));
-            let mut file = make_file(&path)?;
-            let reader = readers.of(&piece.file)?;
-            let mut done = 0;
-            while done < piece.bytes {
-                let part = reader.read(piece.offset + done, piece.bytes - done)?;
-                file.write_all(part).with_context(|| format!("cannot write {}", path.display()))?;
-                done += part.len() as u64;
-                bar.advance(part.len() as u64);
-            }
+            make_file(&path)?
+                .set_len(piece.bytes)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            files.entry(&piece.file).or_default().add(piece, path);
+            bytes += piece.bytes;
         }
     }
+    let wanted: Vec<_> = files.iter().map(|(path, into)| Load { path, into: into as &dyn Target }).collect();
+    let bar = Bar::new("exporting", bytes);
+    store.load(manifest, &wanted, &|bytes| bar.advance(bytes))?;
     Ok(bytes)
+}
+
+/// The regions of a data file, each with the file that it goes to. The files are opened for each write, since there may be
+/// more than a process may have open.
+#[derive(Default)]
+struct Regions {
+    /// By their ends in the data file.
+    all: BTreeMap<(u64, PathBuf), Range<u64>>,
+    longest_bytes: u64,
+}
+
+impl Regions {
+    fn add(&mut self, piece: &MemoryRegion, to: PathBuf) {
+        let end = piece.offset + piece.bytes;
+        self.all.insert((end, to), piece.offset..end);
+        self.longest_bytes = self.longest_bytes.max(piece.bytes);
+    }
+
+    /// Those of which a part is in this range, and that part.
+    fn within(&self, range: Range<u64>) -> impl Iterator<Item = (&Path, &Range<u64>, Range<u64>)> {
+        let first = (range.start + 1, PathBuf::new());
+        let beyond = range.end.saturating_add(self.longest_bytes);
+        let ends_behind = self.all.range(first..).take_while(move |((end, _), _)| *end < beyond);
+        ends_behind.filter_map(move |((_, path), region)| {
+            let part = region.start.max(range.start)..region.end.min(range.end);
+            (!part.is_empty()).then_some((path.as_path(), region, part))
+        })
+    }
+}
+
+impl Target for Regions {
+    fn set_bytes(&self, bytes: u64) -> io::Result<()> {
+        match self.all.last_key_value() {
+            Some(((end, _), _)) if *end > bytes => {
+                Err(io::Error::other("the snapshot is inconsistent: a memory region is outside of its file"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wants(&self, range: Range<u64>) -> bool {
+        self.within(range).next().is_some()
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        for (path, region, part) in self.within(offset..offset + bytes.len() as u64) {
+            let content = &bytes[(part.start - offset) as usize..(part.end - offset) as usize];
+            File::options().write(true).open(path)?.write_all_at(content, part.start - region.start)?;
+        }
+        Ok(())
+    }
 }
 
 /// One file per process, with one tensor per region of its device memory.
@@ -156,6 +208,35 @@ mod tests {
     use crate::report::failure::exit_code;
     use crate::sys::error::EXIT_BAD_INPUT;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    #[test]
+    fn each_region_gets_its_part_of_what_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut regions = Regions::default();
+        let ranges = [0..10, 10..12, 20..50, 25..30];
+        let path = |range: &Range<u64>| dir.path().join(format!("{}-{}", range.start, range.end));
+        for range in &ranges {
+            make_file(&path(range)).unwrap().set_len(range.end - range.start).unwrap();
+            let (bytes, offset) = (range.end - range.start, range.start);
+            let file = RelPath::new("images/pages-1.img").unwrap();
+            regions.add(&MemoryRegion { address: None, bytes, file, offset }, path(range));
+        }
+        regions.set_bytes(50).unwrap();
+        regions.set_bytes(49).unwrap_err();
+        let content: Vec<u8> = (0..60).collect();
+        for (start, end) in [(0, 7), (7, 11), (11, 22), (22, 40), (40, 60)] {
+            regions.write_at(start as u64, &content[start..end]).unwrap();
+        }
+        for range in &ranges {
+            let expected = &content[range.start as usize..range.end as usize];
+            assert_eq!(fs::read(path(range)).unwrap(), expected, "{range:?}");
+        }
+        for (range, is_wanted) in
+            [(12..20, false), (11..12, true), (50..60, false), (48..60, true), (0..1, true)]
+        {
+            assert_eq!(regions.wants(range.clone()), is_wanted, "{range:?}");
+        }
+    }
 
     #[test]
     fn only_a_private_directory_is_written_to() {
