@@ -1,7 +1,7 @@
 //! What `cargo xtask dist` makes, installed into bare systems that have nothing else of ckpt-run: a job survives a kill there.
 
-use ckpt_run_tests::Sandbox;
 use ckpt_run_tests::virtual_machine::{self, Hardware, VirtualMachine};
+use ckpt_run_tests::{Sandbox, workspace};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -12,6 +12,9 @@ const PACKAGES: &str = "CKPT_TEST_PACKAGES";
 const ROOTS: &str = "CKPT_TEST_BARE_ROOTS";
 /// The variable with the program `uv`.
 const UV: &str = "CKPT_TEST_UV";
+
+/// The variable with the program `buildah`.
+const BUILDAH: &str = "CKPT_TEST_BUILDAH";
 
 /// Makes a copy of the root that is given and runs `install.sh` there. Its network has no connection to another machine:
 /// everything that is installed comes from the packages.
@@ -159,6 +162,42 @@ fn a_job_survives_after_the_installation_of_the_deb() {
 #[test]
 fn a_job_survives_after_the_installation_of_the_rpm() {
     survives("rpm", 0);
+}
+
+/// Builds the image from a bare system instead of one that is pulled, and runs the demo in it. buildah's isolation by
+/// chroot needs no rights that a container lacks.
+const IMAGE: &str = r#"set -eu
+packages=$1 base=$2 dir=$3 dockerfile=$4
+storage() { buildah --root "$dir/storage" --runroot "$dir/run" --storage-driver vfs "$@"; }
+container=$(storage from scratch)
+storage copy --quiet "$container" "$base" /
+storage commit --quiet "$container" localhost/base
+mkdir "$dir/context"
+cp "$packages"/*.whl "$dir/context"
+storage build --isolation chroot --pull-never --build-arg BASE=localhost/base --file "$dockerfile" \
+    --tag localhost/ckpt-run "$dir/context"
+storage from --security-opt seccomp=unconfined --name run localhost/ckpt-run
+storage run --isolation chroot \
+    --cap-add CAP_SYS_ADMIN,CAP_SYS_PTRACE,CAP_NET_ADMIN,CAP_SYS_TIME,CAP_DAC_READ_SEARCH run ckpt-run demo
+"#;
+
+#[test]
+fn a_job_survives_in_the_image() {
+    let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let (Some(packages), Some(roots), Some(_)) = (named(PACKAGES), named(ROOTS), named(BUILDAH)) else {
+        ckpt_test_skip::needs_full();
+        return;
+    };
+    let sandbox = Sandbox::new();
+    let dockerfile = workspace().join("packaging/container/Dockerfile");
+    let root = roots.split(':').next().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", IMAGE, "sh"]);
+    command.args([&packages, root]).arg(sandbox.path()).arg(dockerfile);
+    let output = command.stdin(std::process::Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    println!("{said}");
+    assert!(output.status.success() && said.contains("Equal: all 60 results"), "{said}");
 }
 
 /// The demo's job has no Python there.

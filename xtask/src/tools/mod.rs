@@ -8,6 +8,7 @@
 //! | uvloop | - | PyPI's wheel, in a virtual environment ([`python`]) |
 //! | LMDB | - | PyPI's wheel, likewise |
 //! | mkfs.xfs | on `PATH` | the system's package `xfsprogs` |
+//! | buildah | on `PATH` | the system's package `buildah`, for `test --full` only |
 //! | Chromium | on `PATH` | the system's package `chromium`, for `test --full` only |
 //! | mkfs.btrfs | on `PATH` | the system's package `btrfs-progs`, for `test --full` only |
 //! | cuda-bindings, numba-cuda | - | PyPI's wheels, likewise |
@@ -169,6 +170,7 @@ pub fn full_environment() -> Result<Variables> {
         (zdtm::VARIABLE, zdtm::set_up()?.into()),
         (machine::VARIABLE, machine::set_up()?.into()),
         (arm64::VARIABLE, arm64::set_up()?.into()),
+        ("CKPT_TEST_BUILDAH", set_up_program("buildah", "buildah")?.into()),
         ("CKPT_TEST_CHROMIUM", set_up_program("chromium", "chromium")?.into()),
         ("CKPT_TEST_MKFS_BTRFS", set_up_program("mkfs.btrfs", "btrfs-progs")?.into()),
         ("CKPT_TEST_ROOTFS", rootfs::set_up()?.into()),
