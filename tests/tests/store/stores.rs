@@ -354,7 +354,8 @@ fn a_job_needs_only_an_object_store() {
 
     // Another machine knows that the job is complete, and may therefore delete objects.
     forget_state(&sandbox);
-    assert!(sandbox.ok(["status"]).contains(": complete, 3 snapshots"));
+    let told = sandbox.ok(["status"]);
+    assert!(told.contains(": complete, 3 snapshots"), "{told}");
     sandbox.ok(["untag", "first", "first"]);
     sandbox.ok(["prune", "--keep", "1"]);
     let left = sandbox.snapshots();
