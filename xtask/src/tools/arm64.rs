@@ -8,15 +8,14 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use super::apt::{self, PrivateApt, Section};
 use super::machine::{self, Initramfs};
 use super::os::Os;
-use super::{finish, log_file, prefix, unfinished};
-use crate::{process, say, workspace};
+use super::{find_or_unpack, finish, log_file, prefix, unfinished};
+use crate::{process, workspace};
 
 /// The variable by which tests find it.
 pub const VARIABLE: &str = "CKPT_TEST_ARM64";
@@ -27,26 +26,14 @@ const QEMU_PROGRAM: &str = "usr/bin/qemu-system-aarch64";
 const CRIU_SUITE: &str = "forky";
 /// Packages of the root, with what they depend on.
 const PROGRAMS: &[&str] = &["bash", "busybox-static", "coreutils", "criu", "mount"];
-/// The modules that PID 1 needs, those that they need not included.
-const MODULES: &[&str] = &["9p", "9pnet_virtio", "overlay"];
 /// What the packages leave to their scripts, and where the machine mounts something.
 const DIRECTORIES: &[&str] = &["dev", "proc", "run", "sys", "tmp", "tool/bin", "usr/lib/modules"];
 
 /// Sets it up and returns the directory.
 pub fn set_up() -> Result<PathBuf> {
     let place = workspace::tools_dir().join("arm64");
-    if is_finished(&place)
-        && let Ok(version) = version(&place)
-    {
-        eprintln!("tools: {version}, {}", place.display());
-        return Ok(place);
-    }
-    let start = Instant::now();
-    let version = unpack(&place).context(
-        "the virtual machine with arm64 for `cargo xtask test --full` could not be set up; it needs Debian, as root",
-    )?;
-    let took = say::duration(start.elapsed());
-    eprintln!("tools: {version}, {} (set up in {took})", place.display());
+    let failure = "the virtual machine with arm64 for `cargo xtask test --full` could not be set up; it needs Debian, as root";
+    find_or_unpack(&place, is_finished(&place), version, unpack, failure)?;
     Ok(place)
 }
 
@@ -95,7 +82,6 @@ fn unpack(place: &Path) -> Result<String> {
         busybox: &root.join(machine::BUSYBOX),
         modules: &kernels.join("usr"),
         kernel: &kernel,
-        wanted: MODULES,
     };
     initramfs.make(&built, &log)?;
     fs::rename(kernels.join("usr/lib/modules"), root.join("tool/modules"))?;

@@ -14,14 +14,13 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use super::apt::{self, PrivateApt, Section};
 use super::os::Os;
-use super::{finish, log_file, prefix, unfinished};
-use crate::{process, say, workspace};
+use super::{find_or_unpack, finish, log_file, prefix, unfinished};
+use crate::{process, workspace};
 
 /// The variable by which tests find it.
 pub const VARIABLE: &str = "CKPT_TEST_MACHINE";
@@ -56,18 +55,9 @@ const PACK: &str = r#"find . | "$0" cpio -o -H newc > ../initramfs"#;
 /// Sets it up and returns the directory.
 pub fn set_up() -> Result<PathBuf> {
     let place = workspace::tools_dir().join("machine");
-    if is_finished(&place)
-        && let Ok(version) = version(&place)
-    {
-        eprintln!("tools: {version}, {}", place.display());
-        return Ok(place);
-    }
-    let start = Instant::now();
-    let version = unpack(&place).context(
-        "the virtual machine for `cargo xtask test --full` could not be set up; it needs Debian, as root",
-    )?;
-    let took = say::duration(start.elapsed());
-    eprintln!("tools: {version}, {} (set up in {took})", place.display());
+    let failure =
+        "the virtual machine for `cargo xtask test --full` could not be set up; it needs Debian, as root";
+    find_or_unpack(&place, is_finished(&place), version, unpack, failure)?;
     Ok(place)
 }
 
@@ -121,7 +111,6 @@ fn unpack(place: &Path) -> Result<String> {
         busybox: &busybox,
         modules: &prefix.join("usr"),
         kernel: &kernel,
-        wanted: MODULES,
     };
     initramfs.make(&built, &log)?;
     finish(&built, place)?;
@@ -155,8 +144,6 @@ pub struct Initramfs<'a> {
     pub modules: &'a Path,
     /// The version of the kernel.
     pub kernel: &'a str,
-    /// The modules that are in it, with those that they need.
-    pub wanted: &'a [&'a str],
 }
 
 impl Initramfs<'_> {
@@ -173,7 +160,7 @@ impl Initramfs<'_> {
         let modules = self.modules.join("lib/modules").join(self.kernel);
         let needs = fs::read_to_string(modules.join("modules.dep")).context("reading modules.dep")?;
         let mut order = Vec::new();
-        for name in self.wanted {
+        for name in MODULES {
             add_module(name, &needs, &mut order)?;
         }
         let mut names = String::new();

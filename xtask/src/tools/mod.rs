@@ -49,10 +49,11 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::{process, workspace};
+use crate::{process, say, workspace};
 pub use criu_source::CriuSource;
 
 /// Begins the names of directories that are being built; any that is found at the start was left by an interrupted
@@ -255,6 +256,25 @@ fn set_up_program(name: &str, package: &str) -> Result<PathBuf> {
     eprintln!("tools: installing the system's package {package}, the log is {}", log.display());
     apt::install_system(&[package], &log)?;
     process::find_program(name).with_context(|| format!("{package} was installed, but {name} is not on PATH"))
+}
+
+/// Finds what is unpacked at a place, or unpacks it there, and prints its version. `failure` says what it is needed for.
+fn find_or_unpack(
+    place: &Path,
+    is_finished: bool,
+    version: fn(&Path) -> Result<String>,
+    unpack: fn(&Path) -> Result<String>,
+    failure: &'static str,
+) -> Result<()> {
+    if is_finished && let Ok(version) = version(place) {
+        eprintln!("tools: {version}, {}", place.display());
+        return Ok(());
+    }
+    let start = Instant::now();
+    let version = unpack(place).context(failure)?;
+    let took = say::duration(start.elapsed());
+    eprintln!("tools: {version}, {} (set up in {took})", place.display());
+    Ok(())
 }
 
 /// Keeps a second xtask from setting up the same things, and sweeps what an interrupted one left.

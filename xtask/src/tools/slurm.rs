@@ -10,14 +10,13 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use super::apt::{self, PrivateApt, Section};
 use super::os::Os;
-use super::{finish, log_file, unfinished};
-use crate::{process, say, workspace};
+use super::{find_or_unpack, finish, log_file, unfinished};
+use crate::{process, workspace};
 
 const PACKAGES: &[&str] = &["slurmctld", "slurmd", "slurm-client", "munge"];
 
@@ -46,18 +45,8 @@ pub fn set_up() -> Result<PathBuf> {
         return Ok(named);
     }
     let place = workspace::tools_dir().join("slurm");
-    if is_finished(&place)
-        && let Ok(version) = version(&place)
-    {
-        eprintln!("tools: {version}, {}", place.display());
-        return Ok(place);
-    }
-    let start = Instant::now();
-    let version = unpack(&place).context(
-        "Slurm, which the test of its example needs, could not be set up; it needs Debian, as root, or CKPT_TEST_SLURM has to name a directory with its `bin` and `plugins`",
-    )?;
-    let took = say::duration(start.elapsed());
-    eprintln!("tools: {version}, {} (set up in {took})", place.display());
+    let failure = "Slurm, which the test of its example needs, could not be set up; it needs Debian, as root, or CKPT_TEST_SLURM has to name a directory with its `bin` and `plugins`";
+    find_or_unpack(&place, is_finished(&place), version, unpack, failure)?;
     Ok(place)
 }
 
