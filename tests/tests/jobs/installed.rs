@@ -4,7 +4,7 @@ use ckpt_run_tests::virtual_machine::{self, Hardware, VirtualMachine};
 use ckpt_run_tests::{Sandbox, workspace};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// The variable with the directory of the packages.
 const PACKAGES: &str = "CKPT_TEST_PACKAGES";
@@ -87,9 +87,21 @@ for file in lib/libckpt_interpose.so share/man/man1/ckpt-run.1 share/bash-comple
 done
 "#;
 
+/// The value of a variable, if it has one.
+fn named(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// What a command prints; fails if the command does.
+fn said_by(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {said}");
+    said.into_owned()
+}
+
 /// Installs in each of the bare systems in this way, as this user, and runs the demo there.
 fn survives(how: &str, user: u32) {
-    let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let (Some(packages), Some(roots), Some(uv)) = (named(PACKAGES), named(ROOTS), named(UV)) else {
         ckpt_test_skip::needs_full();
         return;
@@ -118,10 +130,7 @@ fn install(root: &Path, arguments: [&str; 4]) -> String {
     command.args(["--mount", "--pid", "--net", "--fork", "--kill-child", "--propagation", "private", "sh"]);
     command.arg(sandbox.path().join("enter.sh")).arg(root).arg(top.path()).args(arguments);
     command.env_clear().env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", "/home");
-    let output = command.stdin(std::process::Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", root.display());
-    said.into_owned()
+    said_by(&mut command)
 }
 
 #[test]
@@ -183,7 +192,6 @@ storage run --isolation chroot \
 
 #[test]
 fn a_job_survives_in_the_image() {
-    let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let (Some(packages), Some(roots), Some(_)) = (named(PACKAGES), named(ROOTS), named(BUILDAH)) else {
         ckpt_test_skip::needs_full();
         return;
@@ -194,10 +202,9 @@ fn a_job_survives_in_the_image() {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", IMAGE, "sh"]);
     command.args([&packages, root]).arg(sandbox.path()).arg(dockerfile);
-    let output = command.stdin(std::process::Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let said = said_by(&mut command);
     println!("{said}");
-    assert!(output.status.success() && said.contains("Equal: all 60 results"), "{said}");
+    assert!(said.contains("Equal: all 60 results"), "{said}");
 }
 
 /// The demo's job has no Python there.
