@@ -144,8 +144,7 @@ pub(super) fn with_deaths(entries: Vec<Entry>) -> Vec<Entry> {
                     Entry { unix_ms, ..Entry::new(EventKind::Died, DIED) }
                 });
                 // What the launcher waited for comes before its start.
-                let is_own =
-                    |one: &&Entry| one.kind == EventKind::Waiting && one.launcher_pid == entry.launcher_pid;
+                let is_own = |one: &&Entry| one.kind == EventKind::Waiting && one.is_of_launcher_of(&entry);
                 let at = shown.len() - shown.iter().rev().take_while(is_own).count();
                 shown.splice(at..at, died);
             }

@@ -3,6 +3,7 @@
 
 use crate::job::status::unix_ms;
 use ckpt_protocol::control::StallPhases;
+use ckpt_snapshot::pack::PackId;
 use ckpt_snapshot::{JobDir, SnapshotId, open_regular, read_regular, write_atomically};
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
@@ -12,6 +13,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::SystemTime;
 
 /// Above this size, the older half of the entries is deleted. An entry of a snapshot takes about 500 bytes.
@@ -124,6 +126,9 @@ pub struct Entry {
     pub unix_ms: u64,
     /// PID of the launcher.
     pub launcher_pid: u32,
+    /// The launcher: a random name, since in containers each launcher may have the same PID. Empty in entries of earlier versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub launcher: String,
     /// What it is about.
     pub kind: EventKind,
     /// What happened, for people.
@@ -146,12 +151,19 @@ impl Entry {
         Self {
             unix_ms: unix_ms(SystemTime::now()),
             launcher_pid: std::process::id(),
+            launcher: THIS_LAUNCHER.clone(),
             kind,
             what: what.into(),
             remedy: None,
             snapshot: None,
             measured: Measured::default(),
         }
+    }
+
+    /// Whether both are of the same launcher.
+    #[must_use]
+    pub fn is_of_launcher_of(&self, other: &Self) -> bool {
+        (self.launcher_pid, &self.launcher) == (other.launcher_pid, &other.launcher)
     }
 
     /// Entries as lines of text.
@@ -191,6 +203,10 @@ impl Entry {
         Self { snapshot: id.map(|id| id.to_string()), ..self }
     }
 }
+
+/// The name of this launcher in its entries. Without random numbers, its PID alone has to do.
+static THIS_LAUNCHER: LazyLock<String> =
+    LazyLock::new(|| PackId::random().map(|id| id.to_string()).unwrap_or_default());
 
 /// Where entries are kept. The job's lock has to be held to write any.
 pub struct Journal {
@@ -246,7 +262,7 @@ impl Journal {
         let _writing = self.is_failure_reported.lock();
         let here = self.entries()?;
         let had = here.len();
-        let merged = with_others(here, others, Some(std::process::id()));
+        let merged = with_others(here, others, Some(&Entry::new(EventKind::LauncherStarted, "")));
         if merged.len() == had {
             return Ok(());
         }
@@ -300,12 +316,13 @@ impl Journal {
     }
 }
 
-/// The entries of this machine and those of others, by time. What the launcher with this PID has added, if there is one, comes
-/// last, whatever the clocks of the machines say.
+/// The entries of this machine and those of others, by time. What the launcher of `own` has added, if there is one, comes last,
+/// whatever the clocks of the machines say.
 #[must_use]
-pub fn with_others(mut here: Vec<Entry>, others: Vec<Entry>, launcher_pid: Option<u32>) -> Vec<Entry> {
-    let is_own =
-        |entry: &Entry| entry.kind == EventKind::LauncherStarted && Some(entry.launcher_pid) == launcher_pid;
+pub fn with_others(mut here: Vec<Entry>, others: Vec<Entry>, own: Option<&Entry>) -> Vec<Entry> {
+    let is_own = |entry: &Entry| {
+        entry.kind == EventKind::LauncherStarted && own.is_some_and(|own| entry.is_of_launcher_of(own))
+    };
     let own = here.split_off(here.iter().rposition(is_own).unwrap_or(here.len()));
     let mut known: HashSet<(u64, String)> =
         here.iter().chain(&own).map(|entry| (entry.unix_ms, entry.what.clone())).collect();
@@ -394,8 +411,8 @@ mod tests {
         let others = [entry(5, EventKind::Started, 1, "a"), entry(95, EventKind::Saved, 1, "late clock")];
         let here = [std::slice::from_ref(&old), &own[..]].concat();
         let all = [&others[..1], &[old], &others[1..], &own].concat();
-        assert_eq!(with_others(here.clone(), others.to_vec(), Some(1)), all);
-        assert_eq!(with_others(all.clone(), others.to_vec(), Some(1)), all, "again");
+        assert_eq!(with_others(here.clone(), others.to_vec(), Some(&here[1])), all);
+        assert_eq!(with_others(all.clone(), others.to_vec(), Some(&here[1])), all, "again");
         let by_time = with_others(here, others.to_vec(), None);
         assert!(by_time.is_sorted_by_key(|entry| entry.unix_ms) && by_time.len() == 5);
 

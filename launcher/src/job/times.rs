@@ -346,8 +346,8 @@ struct Ledger {
     work_ms: u64,
     furthest_ms: u64,
     host: Option<String>,
-    /// The launcher that has begun last.
-    launcher_pid: u32,
+    /// An entry of the launcher that has begun last.
+    newest_launcher: Option<Entry>,
     /// When a later one has said that it waits, before it has begun.
     next_waits_ms: Option<u64>,
     /// When the last entry was written.
@@ -423,7 +423,7 @@ impl Ledger {
 
     /// A start or resume waits: that of the launcher that has begun last, or of one that has not begun yet.
     fn waits(&mut self, entry: &Entry) {
-        if entry.launcher_pid != self.launcher_pid {
+        if !self.newest_launcher.as_ref().is_some_and(|newest| newest.is_of_launcher_of(entry)) {
             self.next_waits_ms = Some(entry.unix_ms);
         }
     }
@@ -440,7 +440,7 @@ impl Ledger {
         self.times.is_shortened = !is_start || entry.kind == EventKind::Resumed;
         if matches!(entry.kind, EventKind::Saved | EventKind::InMemory | EventKind::NotSaved) {
             // The entry of the session's begin has been deleted.
-            self.open_session(entry, None, 0);
+            self.open_session(entry, None, 0, 0);
         }
     }
 
@@ -451,7 +451,7 @@ impl Ledger {
             self.times.begun_unix_ms = begun_ms;
         }
         self.advance(self.idle_class(), begun_ms);
-        (self.launcher_pid, self.next_waits_ms) = (entry.launcher_pid, None);
+        (self.newest_launcher, self.next_waits_ms) = (Some(entry.clone()), None);
         self.host.clone_from(&entry.measured.host);
         self.phase = Phase::Starting;
     }
@@ -482,13 +482,14 @@ impl Ledger {
             }
             _ => 0,
         };
-        (self.launcher_pid, self.next_waits_ms) = (entry.launcher_pid, None);
+        (self.newest_launcher, self.next_waits_ms) = (Some(entry.clone()), None);
         self.times.kept_ms += self.work_ms;
         self.times.command.clone_from(&entry.what);
-        self.open_session(entry, entry.snapshot.clone(), entry.unix_ms.saturating_sub(begun_ms));
+        let redo_ms = self.furthest_ms.saturating_sub(self.work_ms);
+        self.open_session(entry, entry.snapshot.clone(), entry.unix_ms.saturating_sub(begun_ms), redo_ms);
     }
 
-    fn open_session(&mut self, entry: &Entry, resumed_from: Option<String>, restart_ms: u64) {
+    fn open_session(&mut self, entry: &Entry, resumed_from: Option<String>, restart_ms: u64, redo_ms: u64) {
         self.phase = Phase::Running;
         self.first_snapshot = self.times.snapshots.len();
         self.times.sessions.push(Session {
@@ -499,7 +500,7 @@ impl Ledger {
             remedy: None,
             resumed_from,
             restart_ms,
-            redo_ms: self.furthest_ms.saturating_sub(self.work_ms),
+            redo_ms,
             host: self.host.clone(),
             launcher_pid: entry.launcher_pid,
         });
@@ -508,7 +509,7 @@ impl Ledger {
     fn not_started(&mut self, entry: &Entry, begun_ms: u64) {
         self.advance(self.idle_class(), begun_ms);
         self.advance(Class::Restart, entry.unix_ms);
-        self.open_session(entry, None, entry.unix_ms.saturating_sub(begun_ms));
+        self.open_session(entry, None, entry.unix_ms.saturating_sub(begun_ms), 0);
         self.session_ended(entry.unix_ms, None, SessionEnding::NotStarted, Some(entry));
         self.phase = Phase::Waiting;
     }
@@ -778,8 +779,12 @@ mod tests {
         let found = times(&entries, live).unwrap();
         assert_eq!(classes(&found), [3300, 100, 0, 100, 0, 0, 4500]);
         assert_eq!(found.sessions[0].ending, Some(SessionEnding::Killed));
-        // The session's own launcher waits, such as for a port.
+        // In another container, it has the same PID.
         entries[3].launcher_pid = entries[0].launcher_pid;
+        entries[3].launcher = "other".to_owned();
+        assert_eq!(times(&entries, live), Some(found));
+        // The session's own launcher waits, such as for a port.
+        entries[3].launcher = entries[0].launcher.clone();
         assert_eq!(times(&entries, live).unwrap().of(Class::Away), 0);
     }
 
@@ -867,6 +872,11 @@ mod tests {
         let times = times(&entries, running(7600)).unwrap();
         assert_eq!(classes(&times), [2800, 100, 0, 700, 3000, 0, 0]);
         assert_eq!(times.sessions[1].ending, Some(SessionEnding::NotStarted));
+        assert_eq!(
+            [1, 2].map(|at| times.sessions[at].redo_ms),
+            [0, 1000],
+            "what has not run does nothing again"
+        );
     }
 
     #[test]
