@@ -22,6 +22,7 @@ pub mod virtual_machine;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -209,6 +210,22 @@ impl Sandbox {
         fs::read_to_string(self.path().join(name)).unwrap_or_default()
     }
 
+    /// Makes a CRIU in the directory that says of any kernel that it tracks changes to memory.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn criu_that_seems_to_track_memory(&self) -> PathBuf {
+        let (script, real) = (self.path().join("criu"), criu());
+        let text = format!(
+            "#!/bin/sh\ncase \"$*\" in *mem_dirty_track*) exit 0;; esac\nexec {} \"$@\"\n",
+            real.display()
+        );
+        fs::write(&script, text).expect("a script");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("a program");
+        script
+    }
+
     /// A `ckpt-run` command in this directory, with this store and without an interval and restarts.
     #[must_use]
     pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
@@ -220,12 +237,12 @@ impl Sandbox {
         if let Some(rounds) = std::env::var_os(PRECOPY_VARIABLE) {
             command.env("CKPT_PRECOPY", rounds);
         }
-        command.envs(self.variables.iter().cloned());
         command.env("CKPT_STORE", &self.store).env("CKPT_CRIU", criu()).env("CKPT_INTERVAL", "off");
         command.env("CKPT_MAX_RESTARTS", "0").env("CKPT_FILES_EXCLUDE", CONTROL_FILES.join(","));
         let path = std::env::var_os("CKPT_TEST_PYTHONPATH")
             .unwrap_or_else(|| workspace().join("target/tools/uvloop/lib/python3.11/site-packages").into());
         command.env("PYTHONPATH", path).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
+        command.envs(self.variables.iter().cloned());
         command
     }
 

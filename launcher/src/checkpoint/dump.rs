@@ -171,6 +171,8 @@ impl<'a> Stages<'a> {
 /// One try of a dump.
 struct Try<'a> {
     number: u32,
+    /// Until when the nodes of the job may hold its tasks.
+    lease_end: Option<Instant>,
     copies: &'a mut Copies,
     /// The agents, and the processes that have detached.
     away: Option<(&'a Agents, &'a Quiesced)>,
@@ -267,12 +269,14 @@ impl Attempt<'_> {
         mut outputs: Outputs<'_, '_>,
     ) -> Result<Dumped, AttemptError> {
         let mut tries = 1;
+        // It has just begun, and is for all tries.
+        let lease_end = self.part.as_ref().map(|_| Instant::now() + self.freeze_timeout);
         // Before anything of the job is paused: a resume of another job may hold it for long.
         let mut names = links::NamesLock::shared(self.freeze_timeout);
         loop {
             let name = format!("{id}-{tries}");
             let work = staging.subdir(&format!("work-{name}")).map_err(AttemptError::Staging)?;
-            let this = Try { number: tries, copies: &mut copies, away: None };
+            let this = Try { number: tries, lease_end, copies: &mut copies, away: None };
             let result = self.dump_without_agents(id, staging, &work, this, &mut outputs);
             let error = match result {
                 Ok(dumped) => return Ok(Dumped { copies, ..dumped }),
@@ -331,7 +335,7 @@ impl Attempt<'_> {
 
     /// Whether there may be another try after so many.
     fn may_retry(&self, tries: u32) -> bool {
-        tries < DUMP_TRIES && !self.has_one_try()
+        tries < DUMP_TRIES && !self.has_one_try() && self.given_up().is_none()
     }
 
     /// Prepares the agents for another try.
@@ -361,7 +365,7 @@ impl Attempt<'_> {
         outputs: &mut Outputs<'_, '_>,
     ) -> Result<Dumped, DumpError> {
         let Some(agents) = &self.parts.job.agents else {
-            let deadline = Instant::now() + self.freeze_timeout;
+            let deadline = this.lease_end.unwrap_or_else(|| Instant::now() + self.freeze_timeout);
             return Ok(self.dump(id, staging, work, this, deadline, outputs.files)?);
         };
         agents.set_continues_after_dump(self.after_dump == AfterDump::KeepRunning);
@@ -452,7 +456,7 @@ impl Attempt<'_> {
         id: &SnapshotId,
         staging: &Arc<Staging>,
         work: &StagedDir,
-        Try { number: tries, copies, away }: Try<'_>,
+        Try { number: tries, copies, away, .. }: Try<'_>,
         deadline: Instant,
         files: &mut Capture,
     ) -> Result<Dumped, SessionError> {

@@ -21,7 +21,7 @@ use crate::store::tiers;
 use crate::sys::deadline::{NODE_CLOSING_PATIENCE, NODE_CLOSING_POLL_INTERVAL};
 use ckpt_cluster::{Outcome, Step};
 use ckpt_cut::FromLauncher;
-use ckpt_snapshot::{Manifest, NodePart, PartNetwork, SnapshotId, Store};
+use ckpt_snapshot::{Manifest, NodePart, PartNetwork, SnapshotId, Store, faults};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
@@ -60,6 +60,7 @@ impl Attempt<'_> {
     /// The vote: everything is ready. Waits until all nodes are.
     pub(super) fn vote(&self) -> Result<(), AttemptError> {
         let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
+        faults::hit("vote").map_err(AttemptError::Staging)?;
         gate.done(Step::Prepare, Outcome::Done);
         gate.wait(Step::Quiesce).map_err(PartAttempt::gate_error)?;
         if self.parts.job.agents.is_none() {

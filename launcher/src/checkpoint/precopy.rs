@@ -249,6 +249,7 @@ impl Attempt<'_> {
     ///
     /// # Errors
     /// [`AttemptError::Withdrawn`] if the job is being ended meanwhile: its last snapshot must not wait for this one.
+    /// [`AttemptError::Nodes`] if the other nodes have given up.
     pub(super) fn precopy(
         &self,
         id: &SnapshotId,
@@ -258,7 +259,7 @@ impl Attempt<'_> {
     ) -> Result<Option<Precopied>, AttemptError> {
         let option = self.parts.precopy;
         // A job that ends with the dump has nothing to do meanwhile.
-        if option == Precopy::Off || self.after_dump != AfterDump::KeepRunning {
+        if option == Precopy::Off || self.after_dump != AfterDump::KeepRunning || self.is_last_of_nodes() {
             return Ok(None);
         }
         if self.parts.job.agents.is_some() {
@@ -277,6 +278,12 @@ impl Attempt<'_> {
         let result = self.copy_rounds(id, staging, memory_bytes, most, &mut precopied);
         let Err(reason) = result else { return Ok(Some(precopied)) };
         precopied.discard(staging);
+        if let Some(error) = self.given_up() {
+            return Err(error);
+        }
+        if self.is_last_of_nodes() {
+            return Ok(None);
+        }
         if !self.is_wanted() {
             return Err(AttemptError::Withdrawn);
         }
@@ -291,9 +298,15 @@ impl Attempt<'_> {
         Ok(None)
     }
 
-    /// Whether the job is not being ended.
+    /// Whether copies are wanted: the job is not being ended, and the other nodes have not given up.
     fn is_wanted(&self) -> bool {
-        !self.parts.is_ending.load(Ordering::Relaxed)
+        let is_ending = self.parts.is_ending.load(Ordering::Relaxed);
+        !is_ending && !self.is_last_of_nodes() && self.given_up().is_none()
+    }
+
+    /// Whether the job, on several nodes, ends with this snapshot.
+    fn is_last_of_nodes(&self) -> bool {
+        self.part.as_ref().is_some_and(|part| part.gate.is_last())
     }
 
     fn copy_rounds(

@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// How an attempt has ended.
@@ -39,6 +40,7 @@ pub enum GateEnd {
 pub struct Gate {
     attempt: AttemptId,
     host: Sender<Input>,
+    is_to_stop: Arc<AtomicBool>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -66,10 +68,21 @@ struct State {
 }
 
 impl Gate {
-    /// Of an attempt whose first step is ordered.
-    pub(super) fn new(attempt: AttemptId, first: Step, host: Sender<Input>) -> Self {
+    /// Of an attempt whose first step is ordered. The job `is_to_stop` after it.
+    pub(super) fn new(
+        attempt: AttemptId,
+        first: Step,
+        host: Sender<Input>,
+        is_to_stop: Arc<AtomicBool>,
+    ) -> Self {
         let state = State { ordered: vec![first], ..State::default() };
-        Self { attempt, host, state: Mutex::new(state), changed: Condvar::new() }
+        Self { attempt, host, is_to_stop, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Whether the job is to stop after the attempt, which has to be short then.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        self.is_to_stop.load(Ordering::Relaxed)
     }
 
     /// The attempt.

@@ -181,7 +181,7 @@ struct Aftermath {
     /// The run has begun on all nodes.
     has_begun: AtomicBool,
     /// The job was to be stopped, here or at another node.
-    is_to_stop: AtomicBool,
+    is_to_stop: Arc<AtomicBool>,
 }
 
 /// What the thread works with.
@@ -893,7 +893,8 @@ impl Host {
     }
 
     fn new_gate(&mut self, attempt: AttemptId, first: Step) -> Arc<Gate> {
-        let gate = Arc::new(Gate::new(attempt, first, self.inputs.clone()));
+        let is_to_stop = Arc::clone(&self.aftermath.is_to_stop);
+        let gate = Arc::new(Gate::new(attempt, first, self.inputs.clone(), is_to_stop));
         if let Some(before) = self.gate.replace(Arc::clone(&gate)) {
             before.close(GateEnd::Aborted("a newer attempt has begun".to_owned()));
         }

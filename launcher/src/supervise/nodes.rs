@@ -19,7 +19,6 @@ use super::start::NotExecuted;
 use super::startup::{self, OpenedJob};
 use super::{Supervisor, metrics, start};
 use crate::checkpoint::nodes::PartPlace;
-use crate::checkpoint::precopy::Precopy;
 use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
 use crate::cluster::{
@@ -112,7 +111,6 @@ fn check(config: &Config) -> Result<()> {
         ("--network private: its loopback reaches no other node", config.network == Network::Private),
         ("--upload: give --store the same address instead", config.store.upload.is_some()),
         ("--persist-every", config.persist_every > 1),
-        ("--precopy", !matches!(config.precopy, Precopy::Off)),
     ];
     match refused.iter().find(|(_, is_used)| *is_used) {
         Some((what, _)) => bail!(bad_input(anyhow!("with --nodes, this is not possible yet: {what}"))),

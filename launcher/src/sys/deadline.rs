@@ -219,9 +219,9 @@ pub const SHORTEST_NODE_TIMEOUT: Duration = Duration::from_secs(3);
 pub const NODE_SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which an order or a request to the log without an answer is repeated.
 pub const NODE_REPEAT_INTERVAL: Duration = Duration::from_secs(5);
-/// Time for a vote, beyond `--freeze-timeout`, and for each step in which the job is paused.
+/// Time for each step in which the job is paused, beyond `--freeze-timeout`.
 pub const NODE_STEP_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for a part to be stored or restored.
+/// Time for a part to be prepared (`--precopy`), stored or restored.
 pub const NODE_TRANSFER_TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 /// Time for connections of an earlier session to end before a resume blocks their ports.
 pub const NODE_CONNECTIONS_END_TIMEOUT: Duration = Duration::from_secs(20);

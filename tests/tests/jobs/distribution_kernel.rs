@@ -80,6 +80,12 @@ fn kills_during_pre_copy() {
     assert!(pass_in_a_machine(&[kills], &[]).is_empty());
 }
 
+#[test]
+fn nodes_with_pre_copy() {
+    let test = "nodes::precopy::parts_whose_memory_was_copied_before_are_one_snapshot".to_owned();
+    assert!(pass_in_a_machine(&[test], &[]).is_empty());
+}
+
 fn job(sandbox: &Sandbox, name: &str, fault: Option<&str>) -> Running {
     let arguments = ["-vv", "--precopy", "2", "--"].map(PathBuf::from);
     let mut command =

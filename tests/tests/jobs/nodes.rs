@@ -6,6 +6,7 @@ mod hangs;
 mod job;
 mod moving;
 mod objects;
+mod precopy;
 mod ranks;
 mod ring;
 mod spares;
@@ -329,12 +330,8 @@ fn what_does_not_work_on_several_nodes_is_refused() {
         assert!(output.status.code() == Some(2) && said.contains(expected), "{options:?}: {said}");
     };
     let off = ["--interpose", "off"];
-    for options in [
-        &["--network", "private"][..],
-        &["--upload", "s3://bucket/x"],
-        &["--persist-every", "2"],
-        &["--precopy", "auto"],
-    ] {
+    for options in [&["--network", "private"][..], &["--upload", "s3://bucket/x"], &["--persist-every", "2"]]
+    {
         refused(&[&off[..], options].concat(), options[0]);
     }
     let output = sandbox.call(["--nodes", "2", "--", "true"]);

@@ -3,7 +3,6 @@
 use ckpt_run_tests::{Running, Sandbox, python, schema, set_variables, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -664,16 +663,11 @@ fn a_signal_during_a_preemption_does_not_interrupt_it() {
 #[test]
 fn a_preemption_does_not_wait_for_a_round_of_pre_copy() {
     let sandbox = Sandbox::new();
-    let (script, real) = (sandbox.path().join("criu"), ckpt_run_tests::criu());
-    let text = format!(
-        "#!/bin/sh\ncase \"$*\" in *mem_dirty_track*) exit 0;; esac\nexec {} \"$@\"\n",
-        real.display()
-    );
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     let options = ["--precopy", "1", "--freeze-timeout", "10m", "--grace", "2m", "--interval", "off"];
     let mut command = command(&sandbox, &options);
-    command.env("CKPT_FAULT", "precopy-begin@1=stop-criu").env("CKPT_CRIU", &script);
+    command
+        .env("CKPT_FAULT", "precopy-begin@1=stop-criu")
+        .env("CKPT_CRIU", sandbox.criu_that_seems_to_track_memory());
     let mut job = sandbox.start_command("job", command);
     until_ready(&mut job, &sandbox);
     std::thread::scope(|scope| {
