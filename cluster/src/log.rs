@@ -64,6 +64,12 @@ impl Log {
         self.records.len() as u64
     }
 
+    /// The records from a position on.
+    #[must_use]
+    pub fn records_from(&self, position: u64) -> &[Record] {
+        usize::try_from(position).ok().and_then(|at| self.records.get(at..)).unwrap_or_default()
+    }
+
     /// The newest epoch; 0 before the first.
     #[must_use]
     pub fn epoch(&self) -> u64 {

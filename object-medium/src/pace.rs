@@ -26,6 +26,8 @@ struct State {
     watch: Option<TrafficMonitor>,
     is_paused: bool,
     interfaces: PathBuf,
+    /// Neither the limit nor the pauses count.
+    is_hurried: bool,
 }
 
 impl Default for Pace {
@@ -45,6 +47,7 @@ impl Pace {
             watch: pauses.map(TrafficMonitor::new),
             is_paused: false,
             interfaces: INTERFACES.into(),
+            is_hurried: false,
         };
         Self { state: Mutex::new(state) }
     }
@@ -66,12 +69,16 @@ impl Pace {
         self.state.lock().limit_bytes_per_s = limit_bytes_per_s;
     }
 
-    /// Removes the limit and the pauses, for the last uploads before this machine is preempted.
+    /// From now on, neither the limit nor the pauses count: for the last uploads before this machine is preempted.
     pub fn hurry(&self) {
         let mut state = self.state.lock();
-        state.limit_bytes_per_s = None;
+        state.is_hurried = true;
         state.busy_until = Instant::now();
-        state.watch = None;
+    }
+
+    /// Undoes [`Self::hurry`].
+    pub fn relax(&self) {
+        self.state.lock().is_hurried = false;
     }
 
     /// Bytes of uploads admitted so far, including retries.
@@ -88,7 +95,7 @@ impl Pace {
         let begin = self.state.lock().reserve(Instant::now(), bytes);
         // In steps, to notice a call of `hurry`.
         while let Some(left) = begin.checked_duration_since(Instant::now()) {
-            if left.is_zero() || self.state.lock().limit_bytes_per_s.is_none() {
+            if left.is_zero() || self.state.lock().effective_limit().is_none() {
                 break;
             }
             sleep(left.min(POLL_INTERVAL)).await;
@@ -97,6 +104,9 @@ impl Pace {
 
     fn paused(&self) -> bool {
         let mut state = self.state.lock();
+        if state.is_hurried {
+            return false;
+        }
         let State { let_through_bytes, watch: Some(watch), interfaces, .. } = &mut *state else {
             return false;
         };
@@ -123,11 +133,15 @@ impl Pace {
 }
 
 impl State {
+    fn effective_limit(&self) -> Option<u64> {
+        self.limit_bytes_per_s.filter(|_| !self.is_hurried)
+    }
+
     /// Admits `bytes` and returns when to send them: when all bytes admitted before were sent at the limit.
     fn reserve(&mut self, now: Instant, bytes: u64) -> Instant {
         self.let_through_bytes += bytes;
         let begin = self.busy_until.max(now);
-        if let Some(limit) = self.limit_bytes_per_s {
+        if let Some(limit) = self.effective_limit() {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(limit.max(1));
             let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
             self.busy_until = begin.checked_add(takes).unwrap_or(begin);
@@ -209,6 +223,10 @@ mod tests {
             let both = futures_util::future::join(waits, hurries);
             tokio::time::timeout(Duration::from_secs(300), both).await.expect("it was admitted");
         });
-        assert_eq!(reserve(&pace, Instant::now(), 1), Duration::ZERO);
+        let at = Instant::now();
+        assert_eq!(reserve(&pace, at, 5), Duration::ZERO);
+        // The limit counts again.
+        pace.relax();
+        assert_eq!((reserve(&pace, at, 5), reserve(&pace, at, 1)), (Duration::ZERO, Duration::from_secs(5)));
     }
 }

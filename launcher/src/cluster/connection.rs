@@ -25,8 +25,8 @@ const MAGIC: &[u8; 16] = b"ckpt-run nodes\r\n";
 const NONCE_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + 4 + NONCE_BYTES;
 const CODE_BYTES: usize = 32;
-/// Of a first message, whose sender has not proved that it has the key: a list of the parts of a job's history is far shorter.
-const MOST_BYTES_AT_FIRST: u32 = 1 << 20;
+/// Of a first message, whose sender has not proved that it has the key.
+pub(super) const MOST_BYTES_AT_FIRST: u32 = 1 << 20;
 /// The report of a rank has some 150 bytes for each communicator and for each rank to which it sends or from which it receives.
 const MOST_BYTES: u32 = 16 << 20;
 /// Instead of the length of a message, without a code: the first message of the other side had a wrong one.

@@ -143,9 +143,11 @@ pub enum Notice {
     Checkpoint(Arc<Gate>),
     /// A snapshot that was wanted is not begun, or was given up before that.
     NotTaken(String),
-    /// The job was to be ended with a snapshot, cannot be saved, and runs on.
+    /// The job is being ended with a snapshot.
+    Stopping,
+    /// It cannot be saved, and runs on.
     RunsOn(String),
-    /// The same, and it ends within the grace period: it gets SIGTERM.
+    /// It cannot be saved, and ends within the grace period: it gets SIGTERM.
     Terminate(String),
     /// All parts run.
     Running,
@@ -406,6 +408,8 @@ struct Host {
     heard: BTreeMap<u32, Instant>,
     /// When times were looked at last.
     watched: Instant,
+    /// See [`Self::show`].
+    shown: Instant,
     /// All parts have ended with 0, which is being recorded. Nothing else counts.
     is_completing: bool,
     is_over: bool,
@@ -456,6 +460,7 @@ impl Host {
             is_waiting: false,
             heard,
             watched: Instant::now(),
+            shown: Instant::now(),
             is_completing: false,
             is_over: false,
             spares,
@@ -552,10 +557,21 @@ impl Host {
 
     fn tick(&mut self) {
         self.spares.show(true);
+        self.show();
         if self.now() >= self.peer.next_tick() {
             self.peer.tick(self.now());
         }
         self.tick_cut();
+    }
+
+    /// Tells the other nodes that node 0 is there: until it coordinates, which takes as long as the store takes for the log, the
+    /// protocol of snapshots sends them nothing.
+    fn show(&mut self) {
+        let is_due = self.shown.elapsed() >= self.settings.beat;
+        if is_due && self.is_coordinator() && !self.peer.is_coordinator() {
+            self.shown = Instant::now();
+            self.tell_all(&Message::Present);
+        }
     }
 
     fn take(&mut self, input: Input) {
@@ -624,6 +640,7 @@ impl Host {
     fn receive(&mut self, rank: u32, message: Message) {
         match message {
             Message::Snapshot(envelope) => self.receive_snapshot(rank, envelope),
+            Message::Present => {}
             Message::Committed { attempt } => self.commit(attempt),
             Message::Locate { address } => self.locate(rank, address),
             Message::Located { address, is_node } => self.located(address, is_node),
@@ -641,7 +658,10 @@ impl Host {
             // The job is about to end.
             Message::Request => {}
             Message::Stop { why, how } => self.stop(why, how),
-            Message::Stopping => self.aftermath.is_to_stop.store(true, Ordering::SeqCst),
+            Message::Stopping => {
+                self.aftermath.is_to_stop.store(true, Ordering::SeqCst);
+                let _ = self.notices.send(Notice::Stopping);
+            }
             Message::RunsOn { why } => {
                 self.aftermath.is_to_stop.store(false, Ordering::SeqCst);
                 let _ = self.notices.send(Notice::RunsOn(why));
@@ -894,6 +914,8 @@ impl Host {
 
     fn new_gate(&mut self, attempt: AttemptId, first: Step) -> Arc<Gate> {
         let is_to_stop = Arc::clone(&self.aftermath.is_to_stop);
+        // What was said of the one before.
+        self.reason = None;
         let gate = Arc::new(Gate::new(attempt, first, self.inputs.clone(), is_to_stop));
         if let Some(before) = self.gate.replace(Arc::clone(&gate)) {
             before.close(GateEnd::Aborted("a newer attempt has begun".to_owned()));

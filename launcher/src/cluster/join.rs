@@ -122,13 +122,21 @@ impl Member {
         Join {
             is_anew: self.is_anew,
             wanted: self.wanted.as_ref().map(|wanted| wanted.text.clone()),
-            parts: self.parts.clone(),
+            parts: newest(&self.parts).to_vec(),
             other_node: self.other_node,
             is_moved: self.is_moved,
             rejoins: self.rejoins && self.has_begun,
             ..Join::of_machine(name_of(&self.job), self.rank, self.settings.nodes, self.network_range)
         }
     }
+}
+
+/// The most parts of which a node tells: its first message must not be longer than [`connection::MOST_BYTES_AT_FIRST`].
+const MOST_PARTS: usize = 3000;
+
+/// The newest of these parts; older ones count as missing.
+fn newest(parts: &[HeldPart]) -> &[HeldPart] {
+    &parts[parts.len().saturating_sub(MOST_PARTS)..]
 }
 
 impl Join {
@@ -905,6 +913,24 @@ mod tests {
             rejoins: false,
             job: "job".into(),
         }
+    }
+
+    /// `--keep-every` keeps any number of snapshots.
+    #[test]
+    fn a_node_with_many_parts_can_join() {
+        let part = |number| HeldPart {
+            log: format!("000001-{:016x}", u64::MAX),
+            attempt: AttemptId { epoch: u64::MAX, number },
+            hash: "0".repeat(64),
+            is_abandoned: false,
+        };
+        let all: Vec<_> = (0..10_000).map(|above| part(u64::MAX - 10_000 + above)).collect();
+        let told = newest(&all);
+        assert_eq!((told.len(), told.last()), (MOST_PARTS, all.last()));
+        let join = Join { parts: told.to_vec(), ..node(1, &[]) };
+        let message = serde_json::to_vec(&Message::Join(join)).unwrap();
+        assert!(message.len() < connection::MOST_BYTES_AT_FIRST as usize, "{}", message.len());
+        assert_eq!(newest(&all[..2]), &all[..2]);
     }
 
     #[test]

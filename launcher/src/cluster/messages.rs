@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -222,6 +222,8 @@ pub enum Message {
     NotHere,
     /// Of the protocol of snapshots.
     Snapshot(Envelope),
+    /// From node 0, which reads the log and does not coordinate yet: it is there.
+    Present,
     /// From the coordinator: the global manifest is in the log.
     Committed {
         /// The snapshot.

@@ -192,12 +192,12 @@ impl StoredLog {
         &self.content
     }
 
-    /// The records from a position to the end.
+    /// The records from a position to the end. Those that are known are not read again: nobody changes them.
     ///
     /// # Errors
     /// When a record cannot be read, or is damaged.
     pub fn read(&mut self, from: u64) -> io::Result<Vec<Record>> {
-        let (mut records, mut at_a_time) = (Vec::new(), 1);
+        let (mut records, mut at_a_time) = (self.content.records_from(from).to_vec(), 1);
         let position = |records: &Vec<Record>| from + records.len() as u64;
         'all: loop {
             let first = position(&records);

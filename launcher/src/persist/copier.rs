@@ -115,6 +115,14 @@ impl Copier {
         }
     }
 
+    /// ckpt-run goes on after all: undoes [`Self::hurry`].
+    pub fn relax(&self) {
+        self.shared.control.is_ending.store(false, Ordering::Relaxed);
+        if !self.thread.is_finished() {
+            self.shared.background.relax();
+        }
+    }
+
     /// Whether a snapshot is waiting to be copied.
     #[must_use]
     pub fn has_next(&self) -> bool {

@@ -158,6 +158,11 @@ impl Persister {
         self.copier.hurry();
     }
 
+    /// ckpt-run goes on after all: undoes [`Self::hurry`].
+    pub fn relax(&self) {
+        self.copier.relax();
+    }
+
     /// The job is about to end without another snapshot: starts to copy the newest one if it is only in memory. Waits for
     /// nothing, not even the store.
     pub fn begin_last_copy(&self) {

@@ -52,6 +52,11 @@ impl Uploader {
         self.copier.hurry();
     }
 
+    /// ckpt-run goes on after all: undoes [`Self::hurry`].
+    pub fn relax(&self) {
+        self.copier.relax();
+    }
+
     /// Waits until nothing is left to upload, for `limit` at most. Returns whether that was reached.
     #[must_use]
     pub fn is_idle_within(&self, limit: Duration) -> bool {

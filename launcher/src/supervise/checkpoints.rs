@@ -162,6 +162,17 @@ impl Checkpoints {
         self.background.hurry();
     }
 
+    /// The job is being stopped on all its nodes: raises the thread's priority. The attempt in progress may be the last one.
+    pub fn hurry_part(&self) {
+        self.background.hurry();
+    }
+
+    /// The job runs on after all: undoes [`Self::hurry`].
+    pub fn relax(&self) {
+        self.is_ending.store(false, Ordering::Relaxed);
+        self.background.relax();
+    }
+
     /// Ends the thread once all requests are served, and waits for that, for `limit` at most.
     pub fn end(self, limit: Option<Duration>) {
         self.send(Request::End);

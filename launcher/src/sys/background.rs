@@ -30,6 +30,12 @@ impl Background {
         self.set(0);
     }
 
+    /// Undoes [`Self::hurry`].
+    pub fn relax(&self) {
+        self.is_hurried.store(false, Ordering::SeqCst);
+        self.lower();
+    }
+
     /// Restores the normal priority for a while: the job waits for the thread.
     pub fn raise(&self) -> Raised<'_> {
         self.set(0);
@@ -88,6 +94,8 @@ mod tests {
             background.hurry();
             drop(raised);
             assert_eq!(own() == 0, is_allowed);
+            background.relax();
+            assert_eq!(own(), NICE);
         });
     }
 }

@@ -119,15 +119,15 @@ fn a_message_between_machines_whose_connection_is_closed_is_not_lost() {
     assert_eq!([0, 1].map(|node| job.lines(node, "messages.txt")), [MESSAGES; 2]);
 }
 
-/// The store of node 0 takes longer for the record of a snapshot than the nodes wait for a sign of life of node 0.
+/// The store of node 0 takes longer for a record, that of its epoch or of a snapshot, than the nodes wait for a sign of life of
+/// node 0.
 #[test]
 fn a_store_that_is_slow_does_not_end_the_job() {
     const BLOCKS: usize = 2000;
     let Some(machines) = machines(2) else { return };
     let mut job = Job::stream(machines, BLOCKS);
     job.options = ["--node-timeout", "3s", "--interval", "off"].map(str::to_owned).into();
-    // The first record is that of the beginning.
-    job.fault(0, Some("nodes-log-put@2=delay:8000"));
+    job.fault(0, Some("nodes-log-put@1=delay:8000,nodes-log-put@2=delay:8000"));
     let mut running = job.begun("blocks.txt");
     job.checkpoint(&running);
     assert_eq!(job.snapshots(), [1, 1]);

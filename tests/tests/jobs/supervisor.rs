@@ -683,6 +683,26 @@ fn a_preemption_does_not_wait_for_a_round_of_pre_copy() {
     assert_eq!(sandbox.snapshots().len(), 1);
 }
 
+/// `ckpt-run stop` fails once. The job runs on, and is saved as before: copies of its memory are not given up at once, as in a
+/// job that is being ended.
+#[test]
+fn a_stop_that_fails_changes_nothing() {
+    let sandbox = Sandbox::new();
+    let mut command = command(&sandbox, &["--precopy", "1", "--interval", "off"]);
+    command
+        .env("CKPT_FAULT", "dump-post-dump@1=error")
+        .env("CKPT_CRIU", sandbox.criu_that_seems_to_track_memory());
+    let mut job = sandbox.start_command("job", command);
+    until_ready(&mut job, &sandbox);
+    let failed = sandbox.call(["stop"]);
+    let said = String::from_utf8_lossy(&failed.stderr);
+    assert!(!failed.status.success() && said.contains("the job runs on"), "{said}");
+    let id = job.checkpoint(&sandbox);
+    assert_eq!(sandbox.snapshots(), [id]);
+    sandbox.ok(["stop"]);
+    assert_eq!(job.wait(), 75, "{}", job.said());
+}
+
 /// An earlier snapshot is still being stored, and the last one would wait too long for it: the job gets SIGTERM, and
 /// the earlier snapshot is complete.
 #[test]

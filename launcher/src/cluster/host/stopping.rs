@@ -63,6 +63,7 @@ impl Host {
         }
         tracing::info!("{why}: a last snapshot of all nodes is taken, then the job ends");
         self.tell_all(&Message::Stopping);
+        let _ = self.notices.send(Notice::Stopping);
         let in_progress = self.gate.as_ref().filter(|gate| gate.end().is_none());
         let earlier = in_progress.map(|gate| (gate.attempt(), gate.has_done(Step::Dump)));
         let (grace, since) = (self.grace, Instant::now());

@@ -224,18 +224,27 @@ impl JobSession<'_> {
             killed: false,
         });
         self.schedule(None);
-        self.checkpoints.hurry();
-        self.shared.opened.pace.hurry();
-        if let Some(uploader) = &self.shared.uploader {
-            uploader.hurry();
-        }
-        if let Some(persister) = &self.shared.persister {
-            persister.hurry();
-        }
+        self.hurry();
         if self.exit_code.is_none() {
             let limit = if if_unsaved == IfUnsaved::Terminate { grace } else { Duration::MAX };
             self.request_checkpoint(None, AfterDump::End(limit));
         }
+    }
+
+    /// All that is left to do is to store the last snapshot.
+    fn hurry(&self) {
+        self.checkpoints.hurry();
+        self.shared.opened.pace.hurry();
+        self.shared.uploader.iter().for_each(|uploader| uploader.hurry());
+        self.shared.persister.iter().for_each(|persister| persister.hurry());
+    }
+
+    /// The job runs on after all.
+    pub(super) fn relax(&self) {
+        self.checkpoints.relax();
+        self.shared.opened.pace.relax();
+        self.shared.uploader.iter().for_each(|uploader| uploader.relax());
+        self.shared.persister.iter().for_each(|persister| persister.relax());
     }
 
     /// Half of the grace period is over. If the last snapshot still waits for an earlier one to be stored, the job gets
@@ -257,6 +266,7 @@ impl JobSession<'_> {
         let is_running = self.exit_code.is_none();
         let is_given_up = |ending: &mut Ending| ending.if_unsaved != IfUnsaved::Terminate && is_running;
         if let Some(ending) = self.ending.take_if(is_given_up) {
+            self.relax();
             self.report_failure(reason);
             let text =
                 format!("the job runs on: {reason}. `ckpt-run stop --force` ends it without a snapshot");

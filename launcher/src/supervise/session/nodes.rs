@@ -118,7 +118,12 @@ impl JobSession<'_> {
             }
             // The attempt here reports it.
             Notice::NotTaken(_) => {}
+            Notice::Stopping => {
+                self.checkpoints.hurry_part();
+                self.shared.opened.pace.hurry();
+            }
             Notice::RunsOn(why) => {
+                self.relax();
                 let text =
                     format!("the job runs on: {why}. `ckpt-run stop --force` ends it without a snapshot");
                 for answer in self.nodes.stopping.drain(..) {
