@@ -17,6 +17,7 @@ use crate::checkpoint::dump::Frozen;
 use crate::cluster::sockets::{LauncherConnections, TcpSocket};
 use crate::cluster::{Gate, GateEnd, JobNetwork, PacketRule, progress, sockets};
 use crate::criu::SessionError;
+use crate::job::status::unix_ms;
 use crate::store::tiers;
 use crate::sys::deadline::{NODE_CLOSING_PATIENCE, NODE_CLOSING_POLL_INTERVAL};
 use ckpt_cluster::{Outcome, Step};
@@ -24,7 +25,7 @@ use ckpt_cut::FromLauncher;
 use ckpt_snapshot::{Manifest, NodePart, PartNetwork, SnapshotId, Store, faults};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 /// Which part of the job this launcher has.
 #[derive(Clone, Debug)]
@@ -61,6 +62,9 @@ impl Attempt<'_> {
     pub(super) fn vote(&self) -> Result<(), AttemptError> {
         let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
         faults::hit("vote").map_err(AttemptError::Staging)?;
+        if let Some(progress) = self.parts.status.own_progress_unix_ms() {
+            gate.is_idle_for(unix_ms(SystemTime::now()).saturating_sub(progress));
+        }
         gate.done(Step::Prepare, Outcome::Done);
         gate.wait(Step::Quiesce).map_err(PartAttempt::gate_error)?;
         if self.parts.job.agents.is_none() {
@@ -135,7 +139,7 @@ impl Attempt<'_> {
     pub(super) fn given_up(&self) -> Option<AttemptError> {
         match self.part.as_ref()?.gate.end()? {
             GateEnd::Aborted(why) | GateEnd::Unknown(why) => Some(AttemptError::Nodes(why)),
-            GateEnd::Committed => None,
+            GateEnd::Committed { .. } => None,
         }
     }
 
@@ -173,7 +177,14 @@ impl Attempt<'_> {
         gate.done(Step::Store, Outcome::Stored { hash });
         gate.prove();
         match gate.wait_end() {
-            GateEnd::Committed => Ok(()),
+            GateEnd::Committed { idle_ms } => {
+                // What is kept from before a hang is then the same on all nodes.
+                if let Some(idle_ms) = idle_ms {
+                    let now_unix_ms = unix_ms(SystemTime::now());
+                    self.parts.status.progressed_elsewhere(now_unix_ms.saturating_sub(idle_ms));
+                }
+                Ok(())
+            }
             GateEnd::Aborted(why) => {
                 self.remove_part(&manifest.id);
                 Err(PartAttempt::gate_error(why))

@@ -29,7 +29,10 @@ use std::time::Instant;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateEnd {
     /// The log has the global manifest.
-    Committed,
+    Committed {
+        /// For how long no part of the job has done anything, as far as that is known, in milliseconds.
+        idle_ms: Option<u64>,
+    },
     /// It was given up: there is no snapshot, and will be none.
     Aborted(String),
     /// The job is over, and nobody here knows whether the log has it.
@@ -135,6 +138,11 @@ impl Gate {
                 _ => self.changed.wait(&mut state),
             }
         }
+    }
+
+    /// Reports for how long the part has done nothing, in milliseconds.
+    pub fn is_idle_for(&self, idle_ms: u64) {
+        let _ = self.host.send(Input::Progress { idle_ms });
     }
 
     /// Reports a step as done.

@@ -87,6 +87,10 @@ pub(super) enum Input {
     PartEnded(EndedPart),
     /// The part here does nothing; or works again.
     Idle(Option<IdlePart>),
+    /// For how long the part here has done nothing.
+    Progress {
+        idle_ms: u64,
+    },
     /// How far the ranks here are.
     RankReports(Vec<RankReport>),
     Stop {
@@ -395,6 +399,8 @@ struct Host {
     has_part_ended: bool,
     /// Node 0: parts that do nothing, since when, and what their watchdogs say.
     idle: BTreeMap<u32, (u64, String)>,
+    /// Node 0: when a part has made progress last, as far as the nodes have said in this session.
+    progress: Option<Instant>,
     /// The supervisor has a session, or starts one.
     has_session: bool,
     /// The resume that waits for the end of it.
@@ -453,6 +459,7 @@ impl Host {
             failed: BTreeSet::new(),
             has_part_ended: false,
             idle: BTreeMap::new(),
+            progress: None,
             has_session: false,
             settling: None,
             stopping: None,
@@ -603,6 +610,7 @@ impl Host {
                 self.tell_coordinator(Message::PartEnded(end));
             }
             Input::Idle(part) => self.tell_coordinator(Message::Idle { part }),
+            Input::Progress { idle_ms } => self.tell_coordinator(Message::Progress { idle_ms }),
             Input::RankReports(ranks) => self.tell_coordinator(Message::RankReports { ranks }),
             Input::Stop { why, how } => {
                 let why = format!("node {}: {why}", self.me.rank);
@@ -641,7 +649,8 @@ impl Host {
         match message {
             Message::Snapshot(envelope) => self.receive_snapshot(rank, envelope),
             Message::Present => {}
-            Message::Committed { attempt } => self.commit(attempt),
+            Message::Progress { idle_ms } => self.progress_of(idle_ms),
+            Message::Committed { attempt, idle_ms } => self.commit(attempt, idle_ms),
             Message::Locate { address } => self.locate(rank, address),
             Message::Located { address, is_node } => self.located(address, is_node),
             Message::Ranks { attempt, message } => self.ranks_say(rank, attempt, message),
@@ -727,6 +736,7 @@ impl Host {
         self.ended.clear();
         self.failed.clear();
         self.idle.clear();
+        self.progress = None;
         self.failing = None;
     }
 
@@ -803,10 +813,16 @@ impl Host {
         let _ = self.notices.send(Notice::End(end));
     }
 
-    fn commit(&self, attempt: AttemptId) {
+    fn commit(&self, attempt: AttemptId, idle_ms: Option<u64>) {
         if let Some(gate) = self.gate.as_ref().filter(|gate| gate.attempt() == attempt) {
-            gate.close(GateEnd::Committed);
+            gate.close(GateEnd::Committed { idle_ms });
         }
+    }
+
+    /// The part of a node has done nothing for this long.
+    fn progress_of(&mut self, idle_ms: u64) {
+        let at = Instant::now().checked_sub(Duration::from_millis(idle_ms));
+        self.progress = self.progress.max(at);
     }
 
     /// Does what the state machine says.
@@ -945,8 +961,10 @@ impl Host {
             }
             Event::Committed { attempt } => {
                 self.usable += 1;
-                self.tell_all(&Message::Committed { attempt });
-                self.commit(attempt);
+                let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+                let idle_ms = self.progress.map(|at| ms(at.elapsed()));
+                self.tell_all(&Message::Committed { attempt, idle_ms });
+                self.commit(attempt, idle_ms);
                 self.stop_committed(attempt);
             }
             Event::Aborted { attempt, step, reason } => self.aborted(attempt, step, &reason),

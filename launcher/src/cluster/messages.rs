@@ -224,10 +224,17 @@ pub enum Message {
     Snapshot(Envelope),
     /// From node 0, which reads the log and does not coordinate yet: it is there.
     Present,
+    /// From a node, before it votes: for how long its part has done nothing.
+    Progress {
+        /// In milliseconds.
+        idle_ms: u64,
+    },
     /// From the coordinator: the global manifest is in the log.
     Committed {
         /// The snapshot.
         attempt: AttemptId,
+        /// For how long no part of the job has done anything, as far as the nodes have said, in milliseconds.
+        idle_ms: Option<u64>,
     },
     /// From a node: is this the address of a node?
     Locate {

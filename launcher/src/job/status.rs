@@ -29,6 +29,8 @@ pub struct SharedStatus {
     disturbances: AtomicU64,
     /// 0 without a watchdog.
     last_progress_unix_ms: AtomicU64,
+    /// 0 on one machine.
+    progress_elsewhere_unix_ms: AtomicU64,
     /// Not part of `status`, since it changes with every chunk.
     done_bytes: AtomicU64,
     /// What the job of the current session writes.
@@ -51,6 +53,7 @@ impl SharedStatus {
             restart: Mutex::default(),
             disturbances: AtomicU64::new(0),
             last_progress_unix_ms: AtomicU64::new(0),
+            progress_elsewhere_unix_ms: AtomicU64::new(0),
             done_bytes: AtomicU64::new(0),
             output: Mutex::default(),
         }
@@ -136,10 +139,22 @@ impl SharedStatus {
         self.last_progress_unix_ms.store(unix_ms(at), Ordering::Relaxed);
     }
 
-    /// When the job was last seen to work, milliseconds since 1970 UTC; `None` without a watchdog.
+    /// When a part of the job was seen to work at another node, milliseconds since 1970 UTC.
+    pub fn progressed_elsewhere(&self, at_unix_ms: u64) {
+        self.progress_elsewhere_unix_ms.fetch_max(at_unix_ms, Ordering::Relaxed);
+    }
+
+    /// When the job was last seen to work here, milliseconds since 1970 UTC; `None` without a watchdog.
+    #[must_use]
+    pub fn own_progress_unix_ms(&self) -> Option<u64> {
+        Some(self.last_progress_unix_ms.load(Ordering::Relaxed)).filter(|at| *at > 0)
+    }
+
+    /// The same of the job on all its nodes, as far as it is known here.
     #[must_use]
     pub fn last_progress_unix_ms(&self) -> Option<u64> {
-        Some(self.last_progress_unix_ms.load(Ordering::Relaxed)).filter(|at| *at > 0)
+        let elsewhere = self.progress_elsewhere_unix_ms.load(Ordering::Relaxed);
+        self.own_progress_unix_ms().map(|own| own.max(elsewhere))
     }
 
     /// A phase begins, with `total_bytes` to process.

@@ -137,7 +137,7 @@ impl Simulated {
     fn save(&mut self, cluster: &Cluster, gate: &Gate) {
         let hash = format!("{:064x}", self.rank);
         let Ok(saved) = capture(gate, &hash, self.rank) else { return };
-        if gate.wait_end() == GateEnd::Committed {
+        if matches!(gate.wait_end(), GateEnd::Committed { .. }) {
             let log = cluster.log().0.to_owned();
             self.held = Some(HeldPart { log, attempt: gate.attempt(), hash, is_abandoned: false });
             self.told.send(Told::Saved(saved)).expect("it listens");

@@ -62,6 +62,44 @@ fn a_hang_is_resumed_from_a_snapshot_before_it_on_all_nodes() {
     assert!(report["time_ms"]["hang"].as_u64() >= Some(7000), "{}", report["time_ms"]);
 }
 
+/// One part waits for the other, which hangs later: the snapshot that is kept from before the hang is the same on both.
+#[test]
+fn a_hang_after_a_long_wait_is_resumed_from_before_it() {
+    let Some(machines) = machines(2) else { return };
+    let mut job = watched(machines, "8s");
+    job.options.extend(["--keep", "1"].map(str::to_owned));
+    let mut running = job.begun("steps.txt");
+    let lines = |node| job.lines(node, "steps.txt");
+    let until_still = |running: &mut [Running], node: usize| {
+        let mut before = 0;
+        running[node].until("a part that waits", || {
+            (std::mem::replace(&mut before, lines(node)) == lines(node)).then_some(())
+        });
+    };
+    job.checkpoint(&running);
+    touch(&job, 0, "stop-here");
+    until_still(&mut running, 0);
+    // Node 1 works meanwhile.
+    let now = lines(1);
+    running[1].until("steps", || (lines(1) > now + 20).then_some(()));
+    job.checkpoint(&running);
+    let now = lines(1);
+    running[1].until("steps", || (lines(1) > now + 20).then_some(()));
+    touch(&job, 1, "hang");
+    until_still(&mut running, 1);
+    for _ in 0..2 {
+        job.checkpoint(&running);
+    }
+    remove(&job, 1, "hang");
+    running[0].until("a restart", || job.has_said(0, "restart 1 on all nodes").then_some(()));
+    remove(&job, 0, "stop-here");
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    let text = running[0].said();
+    assert!(text.contains("from an older snapshot") && !text.contains("restart 2"), "{text}");
+    assert_steps(&job, &running);
+}
+
 /// Such as a rank in a barrier while another one evaluates alone.
 #[test]
 fn a_part_that_waits_for_another_node_does_not_hang() {
