@@ -29,7 +29,7 @@
 //! | module | does |
 //! |---|---|
 //! | `acceptor.rs` | the listening socket |
-//! | `stream.rs`, `peer.rs` | messages and open files over a connection; who has connected |
+//! | `stream.rs` | messages and open files over a connection |
 //! | `serve.rs` | one thread per connection: handles what the agent sends |
 //! | `state.rs` | the state that all connections share |
 //! | `prepare.rs` | before a dump, while the job runs: every process with device memory gets a mirror |
@@ -60,8 +60,6 @@ mod device_files;
 mod lease;
 mod mirrors;
 mod partial;
-#[allow(unsafe_code)]
-mod peer;
 mod prepare;
 mod process;
 mod refill;

@@ -25,8 +25,9 @@ use super::process::{DetachedProcess, Loss, Process, ProcessHandle, pidfd};
 use super::release::Release;
 use super::state::{Arrival, Connection, ConnectionEnd, Phase, Refusal, Returned, Unprepared};
 use super::stream::AgentStream;
-use super::{STACK_BYTES, Shared, peer};
+use super::{STACK_BYTES, Shared};
 use crate::sys::exit_status::exit_code;
+use crate::sys::peer;
 
 impl Shared {
     /// Asks an agent to detach. An agent that cannot be asked has ended, or is reported later as one that did not answer.

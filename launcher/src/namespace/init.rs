@@ -112,18 +112,24 @@ fn wait_for_work(
 }
 
 /// When the launcher has died, the kernel sends SIGTERM, and the init notices the closed socket at once. If the init is
-/// stuck then, it ends some seconds later, and the job with it.
+/// stuck then, it ends some seconds later, and the job with it. Others send SIGTERM too, such as `timeout` to all processes of its
+/// group.
 fn end_after_launcher() -> io::Result<()> {
     extern "C" fn end_soon(_: libc::c_int) {
         // SAFETY: async-signal-safe (signal-safety(7)).
         unsafe { libc::alarm(END_LIMIT_S) };
     }
-    extern "C" fn end_now(_: libc::c_int) {
-        // SAFETY: async-signal-safe (signal-safety(7)).
-        unsafe { libc::_exit(1) };
+    extern "C" fn end_if_launcher_has_died(_: libc::c_int) {
+        let mut control = libc::pollfd { fd: CONTROL_FD, events: libc::POLLRDHUP, revents: 0 };
+        // SAFETY: async-signal-safe (signal-safety(7)), with one `pollfd`. It waits for nothing, so that it cannot be interrupted
+        // and `errno` stays.
+        if unsafe { libc::poll(&raw mut control, 1, 0) } != 0 {
+            // SAFETY: async-signal-safe.
+            unsafe { libc::_exit(1) };
+        }
     }
     for (signal, handler) in
-        [(libc::SIGTERM, end_soon as extern "C" fn(libc::c_int)), (libc::SIGALRM, end_now)]
+        [(libc::SIGTERM, end_soon as extern "C" fn(libc::c_int)), (libc::SIGALRM, end_if_launcher_has_died)]
     {
         // SAFETY: the handlers only make async-signal-safe calls.
         if unsafe { libc::signal(signal, handler as libc::sighandler_t) } == libc::SIG_ERR {

@@ -2,6 +2,7 @@
 
 use crate::job::status::SharedStatus;
 use crate::sys::deadline::{ACCEPT_RETRY_INTERVAL, CALL_TIMEOUT, LAST_ANSWERS_TIMEOUT, PROGRESS_INTERVAL};
+use crate::sys::peer::credentials;
 use crate::sys::runtime_dir;
 use ckpt_protocol::control::{CONTROL_VERSION, Call, Progress, Reply, Request};
 use ckpt_protocol::frame;
@@ -176,8 +177,8 @@ fn await_answer(stream: &mut UnixStream, status: &SharedStatus, answered: &Recei
 
 /// Only the user of the job and root are allowed. The mode of the socket says the same, but may have been changed.
 fn peer_is_allowed(stream: &UnixStream) -> Result<(), String> {
-    let peer = rustix::net::sockopt::socket_peercred(stream).map_err(|error| error.to_string())?;
-    if peer.uid == getuid() || peer.uid.is_root() {
+    let uid = credentials(stream).map_err(|error| error.to_string())?.uid;
+    if uid == getuid().as_raw() || uid == 0 {
         Ok(())
     } else {
         Err("this job belongs to another user".to_owned())

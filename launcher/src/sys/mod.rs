@@ -12,6 +12,7 @@ pub mod letters;
 pub mod memory;
 pub mod mounts;
 pub mod path_text;
+pub mod peer;
 pub mod privileges;
 pub mod process_memory;
 pub mod progress;

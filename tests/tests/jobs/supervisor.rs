@@ -3,6 +3,7 @@
 use ckpt_run_tests::{Running, Sandbox, python, schema, set_variables, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -679,6 +680,22 @@ fn a_preemption_does_not_wait_for_a_round_of_pre_copy() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("the job has ended"), "{said}");
     });
+    assert!(job.said().contains("the job was ended with the snapshot"), "{}", job.said());
+    assert_eq!(sandbox.snapshots().len(), 1);
+}
+
+/// As by `timeout`, or a scheduler: all processes of the launcher's group get SIGTERM, and the last snapshot takes longer than the
+/// init of a launcher that has died waits.
+#[test]
+fn a_signal_to_the_whole_group_does_not_end_a_long_snapshot() {
+    let sandbox = Sandbox::new();
+    let mut command = command(&sandbox, &["--interval", "off"]);
+    command.env("CKPT_FAULT", "dump-post-dump@1=delay:8000").process_group(0);
+    let mut job = sandbox.start_command("job", command);
+    until_ready(&mut job, &sandbox);
+    let group = Pid::from_raw(job.pid().cast_signed()).unwrap();
+    rustix::process::kill_process_group(group, Signal::TERM).unwrap();
+    assert_eq!(job.wait(), 75, "{}", job.said());
     assert!(job.said().contains("the job was ended with the snapshot"), "{}", job.said());
     assert_eq!(sandbox.snapshots().len(), 1);
 }

@@ -1,11 +1,12 @@
 //! The credentials of a connecting process.
+#![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-/// The process at the other end. The process ID is 0 for a process that is not visible in the launcher's PID namespace;
-/// rustix's type for credentials cannot represent that.
+/// The process at the other end. The process ID is 0 for a process that is not visible in the launcher's PID namespace, such as
+/// one outside of its container; rustix's type for credentials cannot represent that.
 ///
 /// # Errors
 /// The error of `getsockopt`.
