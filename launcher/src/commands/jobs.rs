@@ -88,14 +88,18 @@ pub fn each<T>(jobs: &[JobDir], mut work: impl FnMut(&JobDir) -> Result<T>) -> R
     Ok((done, code))
 }
 
-/// The one job that matches: the named one, the only one, or the only running one.
+/// The one job that matches: the named one, the only one, the only running one, or the only one that runs on this machine.
 ///
 /// # Errors
 /// Bad input: no such job, or several.
 pub fn one_job(config: &Config, named: Option<&str>) -> Result<JobDir> {
     let root = Root::open(&config.store)?;
     let found = jobs(config, &root, named)?;
-    let running: Vec<_> = found.iter().filter(|job| job.is_locked()).collect();
+    let mut running: Vec<_> = found.iter().filter(|job| job.is_locked()).collect();
+    // Machines may share a store.
+    if running.len() > 1 {
+        running.retain(|job| job.launcher_here().is_some());
+    }
     match (&found[..], &running[..]) {
         ([job], _) => Ok(job.clone()),
         (_, [job]) => Ok((*job).clone()),

@@ -12,6 +12,7 @@ mod jobs;
 mod logs;
 mod marks;
 mod memory_map;
+mod parts;
 mod print;
 mod prune;
 mod remove;

@@ -1,6 +1,7 @@
 //! `ckpt-run rm`: deletes snapshots, or complete jobs.
 
 use super::jobs::{jobs, reclaim as reclaim_of_running};
+use super::parts::resumable;
 use super::print;
 use super::snapshots::find_to_change;
 use crate::cli::args::RmArgs;
@@ -41,7 +42,8 @@ pub fn remove(config: &Config, args: &RmArgs) -> Result<i32> {
     found.sort_by(|(one, _), (other, _)| one.key().cmp(other.key()));
     let of_jobs = || found.chunk_by(|(one, _), (other, _)| one.key() == other.key());
     if !args.force {
-        let reasons: Vec<_> = of_jobs().map(|found| protections(config, found)).collect::<Result<_>>()?;
+        let protections = |of_job| protections(config, of_job, &found);
+        let reasons: Vec<_> = of_jobs().map(protections).collect::<Result<_>>()?;
         let reasons = reasons.concat();
         if !reasons.is_empty() {
             bail!(bad_input(anyhow!("nothing was deleted: {}. Delete it with --force", reasons.join("; "))));
@@ -188,14 +190,19 @@ fn remove_of_job(config: &Config, found: &[(JobDir, SnapshotId)], args: &RmArgs)
 }
 
 /// Why some of these snapshots of one job should stay: the user has marked them, or without all of them the next run of the
-/// job cannot be resumed.
-fn protections(config: &Config, deleted: &[(JobDir, SnapshotId)]) -> Result<Vec<String>> {
+/// job cannot be resumed. `all_deleted` are those of all jobs.
+fn protections(
+    config: &Config,
+    deleted: &[(JobDir, SnapshotId)],
+    all_deleted: &[(JobDir, SnapshotId)],
+) -> Result<Vec<String>> {
     let Some((job, _)) = deleted.first() else { return Ok(Vec::new()) };
     let marks = marks::of_all_machines(&config.store, job)?;
     let deleted: BTreeSet<_> = deleted.iter().map(|(_, id)| id).collect();
     let store = tiers::open(&config.store, job)?;
     let all = store.list_checked()?;
     let candidates = resume_point::of_next_run(job, &store, &all)?;
+    let candidates = resumable(config, job, candidates, all_deleted)?;
     let kept_elsewhere = marks::kept_elsewhere(&store, job)?;
     let of = |is_wanted: fn(&Listed) -> bool| {
         let is_one = |id: &&SnapshotId| all.iter().any(|one| one.id == **id && is_wanted(one));

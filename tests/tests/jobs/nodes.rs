@@ -119,6 +119,35 @@ fn a_message_between_machines_whose_connection_is_closed_is_not_lost() {
     assert_eq!([0, 1].map(|node| job.lines(node, "messages.txt")), [MESSAGES; 2]);
 }
 
+/// The newest parts have no global manifest: only those before them can be resumed.
+#[test]
+fn the_last_snapshot_of_all_nodes_is_not_removed() {
+    const BLOCKS: usize = 2000;
+    let Some(machines) = machines(2) else { return };
+    let mut job = Job::stream(machines, BLOCKS);
+    job.options = ["--interval", "off"].map(str::to_owned).into();
+    // After the epoch and the first snapshot.
+    job.fault(0, Some("nodes-log-put@3=kill"));
+    let mut running = job.begun("blocks.txt");
+    job.checkpoint(&running);
+    assert!(!job.machines.sandboxes[1].call(["checkpoint"]).status.success());
+    running[0].wait_status();
+    assert_eq!(running[1].wait(), 125, "{}", running[1].said());
+    assert_eq!(job.snapshots(), [2, 2]);
+    for sandbox in &job.machines.sandboxes {
+        let refused = sandbox.call(["rm", &sandbox.snapshots()[0]]);
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && text.contains("is the last snapshot"), "{text}");
+        sandbox.ok(["rm", &sandbox.snapshots()[1]]);
+    }
+    job.fault(0, None);
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert!(running[1].said().contains("resumed from snapshot"), "{}", running[1].said());
+    assert_blocks(&job, BLOCKS, &running);
+}
+
 /// The store of node 0 takes longer for a record, that of its epoch or of a snapshot, than the nodes wait for a sign of life of
 /// node 0.
 #[test]

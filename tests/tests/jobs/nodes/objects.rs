@@ -61,6 +61,16 @@ fn nodes_need_only_an_object_store() {
         listed.as_array().unwrap().iter().map(|row| row["state"].as_str().unwrap()).collect();
     assert_eq!(states.iter().filter(|state| **state == "committed, node 0 of 2").count(), 2, "{states:?}");
     assert_eq!(states.iter().filter(|state| **state == "part of node 1 of 2").count(), 2, "{states:?}");
+    // One node keeps one snapshot, the other one another: then there would be none.
+    let ids = |of: &str| -> Vec<String> {
+        let rows = listed.as_array().unwrap().iter().filter(|row| row["job"] == of);
+        rows.map(|row| row["id"].as_str().unwrap().to_owned()).collect()
+    };
+    let sandbox = &job.machines.sandboxes[0];
+    sandbox.ok(["rm", "--job", "both.node0", &ids("both.node0")[0]]);
+    let refused = sandbox.call(["rm", "--job", "both.node1", &ids("both.node1")[1]]);
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && text.contains("is the last snapshot"), "{text}");
     job.full_speed();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     assert_blocks(&job, BLOCKS, &running);
