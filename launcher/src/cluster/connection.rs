@@ -48,7 +48,7 @@ impl std::fmt::Debug for ClusterKey {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     /// The network.
-    #[error(transparent)]
+    #[error("{}", text_of(.0))]
     Io(#[from] io::Error),
     /// The other end has closed it.
     #[error("it was closed")]
@@ -69,6 +69,16 @@ pub enum ConnectionError {
     /// A message that this version does not know.
     #[error("a message cannot be read: {0}")]
     Malformed(String),
+}
+
+/// A timeout of a socket has the text "Resource temporarily unavailable".
+fn text_of(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            "the other end does not answer: it may be stopped, or its machine be overloaded".to_owned()
+        }
+        _ => error.to_string(),
+    }
 }
 
 impl ConnectionError {

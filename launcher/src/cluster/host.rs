@@ -1269,7 +1269,8 @@ mod tests {
                 drop(inbox);
             });
             let me = NodeId { rank: 1, incarnation: 1 };
-            let welcome = Welcome { log: String::new(), committed: Vec::new(), network: None };
+            let welcome =
+                Welcome { passed_over: None, log: String::new(), committed: Vec::new(), network: None };
             let launchers = LauncherConnections { port: 1, coordinator: None };
             let cluster = Cluster {
                 me,

@@ -12,7 +12,7 @@ use super::rejoin::Rejoin;
 use super::sockets::LauncherConnections;
 use super::spares::{self, Spares};
 use super::stored_log::StoredLog;
-use crate::job::journal::Journal;
+use crate::job::journal::{Entry, EventKind, Journal};
 use crate::sys::deadline::{
     NODE_BEAT_INTERVAL, NODE_CONNECTION_TIMEOUT, NODE_FIRST_RETRY_INTERVAL, NODE_RETRY_INTERVAL,
     NODE_SEARCH_TIMEOUT, NODE_WAIT_RECORD, NODE_WAIT_REPORT, SPARE_REJOIN_PATIENCE, SPARE_SLOW_PATIENCE,
@@ -64,6 +64,10 @@ pub struct Member {
     pub on_loss: OnNodeLoss,
     /// Whether it was started as another node, or as a spare.
     pub is_moved: bool,
+    /// Whether the job's name was given (`--job`).
+    pub is_named: bool,
+    /// Whether a watchdog looks at the part (`--hang-timeout`).
+    pub is_watched: bool,
     /// Its number as a spare.
     pub spare: u32,
     /// Whether this launcher was there before another one was lost.
@@ -126,6 +130,8 @@ impl Member {
             other_node: self.other_node,
             is_moved: self.is_moved,
             rejoins: self.rejoins && self.has_begun,
+            is_named: self.is_named,
+            is_watched: self.is_watched,
             ..Join::of_machine(name_of(&self.job), self.rank, self.settings.nodes, self.network_range)
         }
     }
@@ -145,6 +151,8 @@ impl Join {
     pub fn of_machine(job: &str, rank: u32, nodes: u32, network_range: Option<Ipv4Net>) -> Self {
         Self {
             job: job.to_owned(),
+            is_named: false,
+            is_watched: false,
             rank,
             nodes,
             incarnation: incarnation(),
@@ -199,6 +207,7 @@ pub(super) fn incarnation() -> u64 {
 
 /// Node 0.
 fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
+    let journal = waits.journal;
     let (inputs, inbox) = unbounded();
     let at = &member.coordinator;
     let addresses = own_addresses(at).with_context(|| format!("cannot resolve the coordinator {at}"))?;
@@ -231,6 +240,7 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
     let local = joined.values().next().map(|one| one.machines.1);
     let links: BTreeMap<_, _> = joined.into_iter().map(|(rank, one)| (rank, one.link)).collect();
     links.values().for_each(|link| link.send(Message::Welcome(welcome.clone())));
+    tell_passed_over(&welcome, journal);
     let me = NodeId { rank: 0, incarnation: own.incarnation };
     let parts = HostParts {
         me,
@@ -260,6 +270,7 @@ fn give_way(member: &Member) -> Result<Arc<AtomicBool>> {
         let job = name_of(&member.job);
         let join = Join {
             rejoins: member.has_begun,
+            is_watched: member.is_watched,
             ..Join::of_machine(job, member.spare, member.settings.nodes, member.network_range)
         };
         spares::give_way(at.clone(), member.key.clone(), join, Arc::clone(&has_joined))
@@ -541,7 +552,8 @@ pub(super) fn mismatch(own: &Join, join: &Join) -> Option<String> {
     if join.ckpt_run != own.ckpt_run {
         return Some(format!("it is ckpt-run {} and node 0 ckpt-run {}", join.ckpt_run, own.ckpt_run));
     }
-    if join.rank >= own.nodes && join.job != own.job {
+    let is_named = join.is_named && own.is_named;
+    if (join.rank >= own.nodes || is_named) && join.job != own.job {
         return Some(format!(
             "it would have the job {} and node 0 has {}: start all nodes and spares with the same --job",
             join.job, own.job
@@ -549,6 +561,12 @@ pub(super) fn mismatch(own: &Join, join: &Join) -> Option<String> {
     }
     if join.network_range != own.network_range {
         return Some("--network or --network-range differs from that of node 0".to_owned());
+    }
+    if join.is_watched != own.is_watched {
+        let (with, without) = if own.is_watched { ("node 0", "it") } else { ("it", "node 0") };
+        return Some(format!(
+            "{with} has --hang-timeout and {without} has not: a hang shows only where all nodes look for it. Give it on all nodes, or on none"
+        ));
     }
     None
 }
@@ -617,7 +635,7 @@ fn only(log: &StoredLog, all: &[&Join], (text, part): (&str, &HeldPart)) -> Resu
 fn told(log: &StoredLog, all: &[&Join], mut committed: Vec<AttemptId>) -> Welcome {
     let held: BTreeSet<_> = all.iter().flat_map(|join| join.parts.iter().map(|part| part.attempt)).collect();
     committed.retain(|attempt| held.contains(attempt));
-    Welcome { log: log.name().to_owned(), committed, network: None }
+    Welcome { passed_over: None, log: log.name().to_owned(), committed, network: None }
 }
 
 /// The nodes that lack their part of a snapshot with these parts.
@@ -642,15 +660,25 @@ fn choose(log: &StoredLog, all: &[&Join]) -> Result<Chosen> {
     let abandoned: BTreeSet<_> =
         all.iter().flat_map(|join| &join.parts).filter(of_log).map(|part| part.attempt).collect();
     let (mut committed, mut excluded, mut newest_lacks) = (Vec::new(), Vec::new(), None);
+    let mut passed_over = None;
     for (attempt, parts) in log.content().snapshots() {
         committed.push(attempt);
         let lacking = lacking(log, all, attempt, parts);
         if !lacking.is_empty() || abandoned.contains(&attempt) {
             excluded.push(attempt);
         }
-        if !lacking.is_empty() {
-            newest_lacks.get_or_insert(lacking.join(", "));
+        if lacking.is_empty() {
+            continue;
         }
+        // What is gone everywhere was deleted.
+        let is_surprise = lacking.len() < all.len() && !abandoned.contains(&attempt);
+        let nodes = lacking.join(", ");
+        if is_surprise && excluded.len() == committed.len() {
+            passed_over.get_or_insert(format!(
+                "the newest snapshot is not resumed: it lacks the part of node {nodes}. An older one is"
+            ));
+        }
+        newest_lacks.get_or_insert(nodes);
     }
     let is_none_left = !committed.is_empty() && excluded.len() == committed.len();
     if is_none_left && newest_lacks.is_none() {
@@ -674,7 +702,7 @@ fn choose(log: &StoredLog, all: &[&Join]) -> Result<Chosen> {
         )));
     }
     let usable = committed.len() - excluded.len();
-    Ok(Chosen { welcome: told(log, all, committed), excluded, usable })
+    Ok(Chosen { welcome: Welcome { passed_over, ..told(log, all, committed) }, excluded, usable })
 }
 
 /// How the name of the first log of a job begins.
@@ -687,7 +715,10 @@ fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
     let end = member.limit.map(|limit| Instant::now() + limit);
     loop {
         let why = match try_connect(&member, &join, &mut waits) {
-            Ok(admitted) => return joined(&member, join, admitted),
+            Ok(admitted) => {
+                tell_passed_over(&admitted.welcome, waits.journal);
+                return joined(&member, join, admitted);
+            }
             Err(Refusal::Final(why)) => {
                 bail!(bad_input(anyhow!(
                     "node 0 at {at} does not take this node (node rank {}): {why}",
@@ -711,6 +742,14 @@ fn connect(member: Member, mut waits: Waits<'_>) -> Result<Cluster> {
         }
         std::thread::sleep(pause);
         pause = NODE_RETRY_INTERVAL.min(pause * 2);
+    }
+}
+
+/// Says why an older snapshot is resumed.
+fn tell_passed_over(welcome: &Welcome, journal: &Journal) {
+    if let Some(why) = &welcome.passed_over {
+        tracing::warn!("{why}");
+        journal.add(&Entry::new(EventKind::Noted, &why[..]));
     }
 }
 
@@ -912,6 +951,8 @@ mod tests {
             is_moved: false,
             rejoins: false,
             job: "job".into(),
+            is_named: false,
+            is_watched: false,
         }
     }
 
@@ -949,11 +990,14 @@ mod tests {
         let whole = node(1, &[(name, 1, "b"), (name, 2, "b"), (name, 3, "b")]);
         let chosen = choose(&log, &[&zero, &whole]).unwrap();
         assert_eq!((chosen.welcome.committed.len(), chosen.excluded.len(), chosen.usable), (2, 0, 2));
+        assert_eq!(chosen.welcome.passed_over, None);
         let newest = AttemptId { epoch: 1, number: 2 };
         for lacking in [node(1, &[(name, 1, "b")]), node(1, &[(name, 1, "b"), (name, 2, "x")])] {
             let chosen = choose(&log, &[&zero, &lacking]).unwrap();
             assert_eq!((chosen.excluded, chosen.usable), (vec![newest], 1), "{lacking:?}");
+            assert!(chosen.welcome.passed_over.unwrap().contains("it lacks the part of node 1"));
         }
+        // Nobody has any part of the first one.
         // Nobody has any part of the first one.
         let chosen = choose(&log, &[&node(0, &[(name, 2, "a")]), &node(1, &[(name, 2, "b")])]).unwrap();
         assert_eq!((chosen.welcome.committed, chosen.usable), (vec![newest], 1));
@@ -1050,6 +1094,10 @@ mod tests {
         assert_eq!(mismatch(&own, &node(1, &[])), None);
         let why = |join: Join| mismatch(&own, &join).unwrap();
         assert!(why(Join { nodes: 3, ..node(1, &[]) }).contains("--nodes 3 and node 0 --nodes 2"));
+        assert!(why(Join { is_watched: true, ..node(1, &[]) }).contains("it has --hang-timeout and node 0"));
+        let named = |job: &str| Join { is_named: true, job: job.to_owned(), ..node(1, &[]) };
+        assert!(mismatch(&named("job"), &named("other")).unwrap().contains("the same --job"));
+        assert_eq!(mismatch(&own, &named("other")), None, "that of node 0 is made from its command");
         assert!(why(node(0, &[])).contains("another launcher is node 0"));
         let range = Some("10.9.0.0/16".parse().unwrap());
         assert!(why(Join { network_range: range, ..node(1, &[]) }).contains("--network"));

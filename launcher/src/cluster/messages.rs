@@ -45,6 +45,10 @@ pub struct Join {
     pub rejoins: bool,
     /// The name of the job, without the node.
     pub job: String,
+    /// Whether its user has given that name (`--job`). Otherwise it is made from the command, which may differ between nodes.
+    pub is_named: bool,
+    /// Whether a watchdog looks at its part (`--hang-timeout`).
+    pub is_watched: bool,
 }
 
 /// A part in the store of a node.
@@ -63,6 +67,8 @@ pub struct HeldPart {
 /// The answer once all nodes have joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
+    /// Why the newest snapshot is not resumed, if it is not.
+    pub passed_over: Option<String>,
     /// The log of this run of the job.
     pub log: String,
     /// The snapshots of which it has the global manifest. All other parts are garbage.

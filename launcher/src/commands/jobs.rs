@@ -20,7 +20,8 @@ use crate::sys::error::{EXIT_NEGATIVE, EXIT_PREEMPTED, bad_input};
 use crate::sys::progress::Bar;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_protocol::control::{
-    CONTROL_VERSION, Call, DeviceMemory, Held, JobStatus, Phase, Progress, Reply, Request, Saved, Uploads,
+    CONTROL_VERSION, Call, DeviceMemory, Held, JobStatus, Phase, Progress, Reply, Request, Saved, Stopped,
+    Uploads,
 };
 use ckpt_protocol::frame;
 use ckpt_snapshot::{JobDir, JobOutcome, JobRecord, Listed, ReadError, Store, Tiers};
@@ -28,6 +29,7 @@ use procfs_core::FromRead as _;
 use procfs_core::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::retry_on_intr;
+use rustix::process::{Pid, Signal};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -217,13 +219,17 @@ pub fn checkpoint(config: &Config, named: Option<&str>, json: bool) -> Result<i3
 /// When the job is not running, runs on because it cannot be saved, or ended without a snapshot.
 pub fn stop(config: &Config, args: &StopArgs) -> Result<i32> {
     let job = one_job(config, args.job.name())?;
+    if let Some(what) = end_waiting(&job)? {
+        tracing::info!(
+            "the job {} did not run, and nothing is lost: its launcher, which was {what}, is ended",
+            job.key()
+        );
+        let problem = Some(format!("it did not run: its launcher was {what}"));
+        return if args.output.json { print::json(&Stopped { snapshot: None, problem }) } else { Ok(0) };
+    }
     let request = if args.force { Request::ForceStop } else { Request::Stop };
     let Reply::Stopped(stopped) = call_for_snapshot(&job, request)? else { bail!(UNEXPECTED_REPLY) };
-    // The caller may start the job again immediately: the launcher must have exited by then.
-    let deadline = Instant::now() + LAUNCHER_END_TIMEOUT;
-    while job.is_locked() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    await_end(&job);
     if args.output.json {
         print::json(&stopped)?;
     } else if let Some(id) = &stopped.snapshot {
@@ -234,6 +240,29 @@ pub fn stop(config: &Config, args: &StopArgs) -> Result<i32> {
     }
     let problem = stopped.problem.unwrap_or_else(|| "it ended before the snapshot".to_owned());
     bail!("the job {} ended without a final snapshot: {problem}", job.key())
+}
+
+/// The caller may start the job again immediately: the launcher must have exited by then.
+fn await_end(job: &JobDir) {
+    let deadline = Instant::now() + LAUNCHER_END_TIMEOUT;
+    while job.is_locked() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Ends a launcher that waits before its job runs, such as for other nodes. Returns for what it has waited; `None` if it does
+/// something else.
+fn end_waiting(job: &JobDir) -> Result<Option<String>> {
+    let Some(what) = waits_for(job) else { return Ok(None) };
+    if connect(job)?.is_some() || !has_launcher_here(job) {
+        return Ok(None);
+    }
+    let pid = job.launcher_here().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    let Some(pid) = pid else { return Ok(None) };
+    rustix::process::kill_process(pid, Signal::TERM)
+        .with_context(|| format!("cannot end the launcher of the job {}", job.key()))?;
+    await_end(job);
+    Ok(Some(what))
 }
 
 /// How a job ended.

@@ -103,13 +103,15 @@ pub fn prune(config: &Config, named: Option<&str>, dry_run: bool, json: bool) ->
     print::printed(writeln!(io::stdout(), "{}", lines.join("\n")), code)
 }
 
+/// How many snapshots of a job stay. The newest part of a node may have no global manifest yet, and may never get one.
+fn kept_of(config: &Config, job: &JobDir) -> usize {
+    let is_part = job.key().as_str().contains(NODE);
+    if is_part { config.keep.max(KEPT_PARTS) } else { config.keep }
+}
+
 /// Prunes the places of one job. What is on this machine does not depend on the object store.
 fn prune_job(config: &Config, job: &JobDir, dry_run: bool) -> Result<JobOutcomes> {
-    let mut retention = Retention { before_failures: false, ..config.retention() };
-    if job.key().as_str().contains(NODE) {
-        // The newest part of a node may have no global manifest yet, and may never get one.
-        retention.keep = retention.keep.max(KEPT_PARTS);
-    }
+    let retention = Retention { before_failures: false, keep: kept_of(config, job), ..config.retention() };
     if !dry_run {
         job.check_records()?;
     }
@@ -137,7 +139,15 @@ fn prune_job(config: &Config, job: &JobDir, dry_run: bool) -> Result<JobOutcomes
         let gone: Vec<_> = pruned.iter().filter(|one| one.from.is_none()).map(|one| one.id.clone()).collect();
         marks::forget(job, &gone)?;
     }
-    Ok(JobOutcomes { pruned, kept: kept_for_a_reason(&outcomes, &retention, job), error })
+    let mut kept = kept_for_a_reason(&outcomes, &retention, job);
+    if retention.keep > config.keep {
+        kept.push(format!(
+            "the newest {} of job {} stay: it is a part, and the newest one may never be a snapshot of all nodes",
+            retention.keep,
+            job.key()
+        ));
+    }
+    Ok(JobOutcomes { pruned, kept, error })
 }
 
 /// The store of this machine, or the one at an address.

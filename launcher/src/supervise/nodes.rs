@@ -168,7 +168,10 @@ fn await_place(config: &Config, argv: &[OsString], rank: u32) -> Result<i32> {
         OnNodeLoss::Auto | OnNodeLoss::Exit => Patience::None,
     };
     let job = startup::job_key(config, argv, None)?;
-    let join = Join::of_machine(job.as_str(), rank, nodes, network_range(config));
+    let join = Join {
+        is_watched: config.hang_timeout.is_some(),
+        ..Join::of_machine(job.as_str(), rank, nodes, network_range(config))
+    };
     let waiting = Waiting { at, key: key(config)?, join, timeout: options.timeout, patience };
     let node_0 = startup::job_key(config, argv, Some(0))?;
     let store = config.store.clone();
@@ -313,6 +316,8 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         network_range: network_range(config),
         on_loss,
         is_moved: options.is_moved,
+        is_named: config.job.is_some(),
+        is_watched: config.hang_timeout.is_some(),
         spare: options.spare,
         rejoins: options.rejoins_as.is_some(),
         has_begun: options.has_begun,
@@ -545,7 +550,11 @@ impl Supervisor<'_> {
             restart::await_processes();
             cluster.session_ended(ports(&self.context.opened.store)?);
             load = match (self.next_session(cluster, ended), own_error) {
-                (Ok(next), _) => next,
+                (Ok(next), own_error) => {
+                    // Such as a damaged snapshot, and an older one is tried.
+                    own_error.iter().for_each(|error| self.tell_own(error));
+                    next
+                }
                 // The others know what has failed here.
                 (Err(end), Some(error)) if self.is_first => return Err(Over::Told(error, end.code)),
                 (Err(end), _) => return Ok(report(&end)),
@@ -597,6 +606,13 @@ impl Supervisor<'_> {
         let resumed = resumer.part(id, hash)?;
         self.began_from = Some(resumed.manifest);
         Ok(Ok(resumed.job))
+    }
+
+    /// Says what has failed at this node. Node 0 has said it too.
+    fn tell_own(&self, error: &anyhow::Error) {
+        let what = format!("this node could not take its part in the resume: {}", in_one_line(error));
+        tracing::error!("{what}");
+        self.context.opened.journal.add(&Entry::new(EventKind::Noted, what));
     }
 
     fn serve_part(&mut self, job: RunningJob, load: &Load) -> Result<PartEnd, Over> {

@@ -119,6 +119,34 @@ fn a_message_between_machines_whose_connection_is_closed_is_not_lost() {
     assert_eq!([0, 1].map(|node| job.lines(node, "messages.txt")), [MESSAGES; 2]);
 }
 
+/// Nothing runs: `ckpt-run stop` ends the launcher that waits. A launcher of another job does not take the other one's place.
+#[test]
+fn a_launcher_that_waits_for_others_is_stopped() {
+    let Some(machines) = machines(2) else { return };
+    let job = Job::stream(machines, 2000);
+    let mut waiting = job.start_one(1);
+    waiting.until("the wait", || job.has_said(1, "waiting for the launcher of node 0").then_some(()));
+    job.machines.sandboxes[1].ok(["stop"]);
+    assert_eq!(waiting.wait(), 75, "{}", waiting.said());
+
+    let mut zero = job.start_one(0);
+    zero.until("the wait", || job.has_said(0, "waiting for the launchers of node 1").then_some(()));
+    let other = ["--nodes", "2", "--node-rank", "1", "--cluster-key-file", "key", "--job", "other"];
+    let at = format!("{}:7070", job.machines.address(0));
+    let options = [&other[..], &["--interpose", "off", "--coordinator", &at, "--", "true"]].concat();
+    let options: Vec<_> = options.into_iter().map(str::to_owned).collect();
+    let mut stranger = job.machines.start(1, 1, &options);
+    assert_eq!(stranger.wait(), 2, "{}", stranger.said());
+    assert!(
+        stranger.said().contains("start all nodes and spares with the same --job"),
+        "{}",
+        stranger.said()
+    );
+    let mut running = vec![zero, job.start_one(1)];
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+}
+
 /// The newest parts have no global manifest: only those before them can be resumed.
 #[test]
 fn the_last_snapshot_of_all_nodes_is_not_removed() {

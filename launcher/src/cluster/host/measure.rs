@@ -81,6 +81,8 @@ impl Simulated {
         Member {
             on_loss: crate::cluster::options::OnNodeLoss::Exit,
             is_moved: false,
+            is_named: false,
+            is_watched: false,
             spare: self.rank,
             rejoins: false,
             has_begun: false,

@@ -381,6 +381,11 @@ impl JobSession<'_> {
         self.look_for_loss(code);
         if let Some(cluster) = self.shared.nodes.filter(|_| self.awaits_nodes()) {
             cluster.part_ended(self.part_end(code));
+            if code == 0 {
+                tracing::info!(
+                    "the part of the job here has ended with 0. The job is complete once the others have, and there are no more snapshots until then"
+                );
+            }
         }
         self.schedule(None);
         self.checkpoints.hurry();
@@ -394,7 +399,7 @@ impl JobSession<'_> {
         if code == 0 && !sigterm_sent {
             // A job that has succeeded needs no snapshot.
             self.checkpoints.cancel();
-        } else if self.pending_checkpoints > 0 && self.ending.is_none() {
+        } else if self.pending_checkpoints > 0 && self.ending.is_none() && !self.is_killed {
             tracing::info!("the job has ended with {code}; a checkpoint of it is not finished yet");
         }
     }
