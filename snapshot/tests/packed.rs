@@ -350,7 +350,9 @@ fn missing_packs_and_indexes_are_found() {
         assert!(matches!(verified, Err(ReadError::Damaged { .. })), "{kind}: {verified:?}");
         fs::write(&object, &kept[..kept.len() - 1]).unwrap();
         let verified = packed(dir.path()).verify(&saved, &|_| {});
-        assert!(matches!(verified, Err(ReadError::Damaged { .. })), "{kind}: {verified:?}");
+        // The pack has a copy of its index.
+        let is_damaged = matches!(verified, Err(ReadError::Damaged { .. }));
+        assert_eq!((is_damaged, verified.is_ok()), (kind == "pack", kind == "index"), "{verified:?}");
         fs::write(&object, kept).unwrap();
     }
     packed(dir.path()).verify(&saved, &|_| {}).unwrap();

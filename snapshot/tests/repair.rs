@@ -65,6 +65,15 @@ fn lost_and_damaged_indexes_are_written_again() {
     memory.flip(&index_of(&second), 77);
     let broken = store(memory.clone());
     holds(&broken, 1, &[1, 2, 3]).unwrap_err();
+    // A damaged index is read from its copy.
+    memory.set(&index_of(&first), before[&index_of(&first)].to_vec());
+    memory.flip(&index_of(&first), 77);
+    let found = damage(&store(memory.clone()));
+    assert!(found.len() == 2 && found.iter().all(|line| line.contains("checksum")), "{found:?}");
+    for (number, content) in [(1, &[1, 2, 3][..]), (2, &[1, 4, 5, 6])] {
+        holds(&store(memory.clone()), number, content).unwrap();
+    }
+    memory.unset(&index_of(&first));
     // The next start of the job does not take the pack for the leftover of an interrupted save.
     broken.sweep().unwrap();
     let repaired = broken.repair().unwrap();

@@ -245,7 +245,7 @@ impl Resumer<'_> {
             return Err(error);
         }
         bail!(
-            "none of the {} snapshots of this job is whole: {}. Nothing was started. To start from the beginning: --resume never",
+            "none of the {} snapshots of this job is whole: {}. Nothing was started. `ckpt-run repair` writes lost indexes of packs again; then run the same command. To start from the beginning: --resume never",
             candidates.len(),
             passed_over.join("; ")
         )

@@ -63,8 +63,14 @@ impl IndexUpdate {
             let (pack_bytes, index) = match before.get(&pack) {
                 Some(pack_bytes) => (*pack_bytes, None),
                 None => {
-                    let report = |reason| update.report_unusable(medium, pack, reason);
-                    let Some(index) = read_index(medium, codec, pack, report)? else { continue };
+                    let mut damage = None;
+                    let index = match read_index(medium, codec, pack, |reason| damage = Some(reason))? {
+                        None => {
+                            damage.map(|reason| update.copy_of(medium, codec, pack, reason)).transpose()?
+                        }
+                        index => Some(index),
+                    };
+                    let Some(index) = index.flatten() else { continue };
                     (index.pack_bytes, Some(index))
                 }
             };
@@ -78,6 +84,33 @@ impl IndexUpdate {
             }
         }
         Ok(update)
+    }
+
+    /// The copy of a damaged index in its pack; `None` if that cannot be used either.
+    fn copy_of(
+        &mut self,
+        medium: &dyn Medium,
+        codec: &Codec,
+        pack: PackId,
+        reason: String,
+    ) -> Result<Option<Index>, ReadError> {
+        let name = pack.pack();
+        match medium.open(&name).and_then(|object| Index::from_tail(&pack, &*object, codec)) {
+            Ok(index) => {
+                tracing::warn!(
+                    "the index {} is damaged ({reason}): its copy in the pack is used. `ckpt-run repair` writes it again",
+                    medium.describe(&pack.index())
+                );
+                Ok(Some(index))
+            }
+            Err(source) if classify(&source) == ReadFailure::Access => {
+                Err(ReadError::Io { step: "read", path: medium.describe(&name).into(), source })
+            }
+            Err(_) => {
+                self.report_unusable(medium, pack, reason);
+                Ok(None)
+            }
+        }
     }
 
     fn report_unusable(&mut self, medium: &dyn Medium, pack: PackId, reason: String) {
