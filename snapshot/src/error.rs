@@ -4,7 +4,7 @@ use crate::authentic::Refusal;
 use crate::read_failure::{ReadFailure, classify};
 use crate::{IdError, RelPathError};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Opening a store, or a job in it, failed.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum OpenError {
     #[error("{} is not a ckpt-run store: the directory has files but no store.json. Name another directory with --store", .0.display())]
     NotAStore(PathBuf),
     /// A record of the store (`store.json`, `job/N.json`, `marks/N.json`) is not valid.
-    #[error("{} does not read as a record of ckpt-run: {reason}. The file may be damaged: restore it from a backup, or name another directory with --store", path.display())]
+    #[error("{} does not read as a record of ckpt-run: {reason}. The file may be damaged: restore it from a backup, or {}", path.display(), way_out(path))]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -83,6 +83,18 @@ pub enum OpenError {
         "{0:?} cannot be a job's name: use at most 100 letters, digits, '.', '_' and '-', not beginning with '.'"
     )]
     BadName(String),
+}
+
+/// What to do about a damaged record without a backup.
+fn way_out(path: &Path) -> &'static str {
+    // `job/N.json` and `marks/N.json`, by `store.json`.
+    let is_numbered = path.file_stem().is_some_and(|stem| stem.to_string_lossy().parse::<u64>().is_ok());
+    match is_numbered {
+        true => {
+            "move it away: the record before it counts then, without what was recorded last, and the snapshots stay"
+        }
+        false => "name another directory with --store",
+    }
 }
 
 /// Why a stored snapshot must not be restored. An older one may be intact.

@@ -260,7 +260,7 @@ impl JobDir {
         let path = self.path_of(JOB, newest);
         let unreadable = |error: &dyn fmt::Display| OpenError::Unreadable {
             path: path.clone(),
-            reason: format!("{error}; without this file the job's snapshots are still found"),
+            reason: error.to_string(),
         };
         let record: JobRecord = match body {
             Ok(body) => serde_json::from_str(&body).map_err(|error| unreadable(&error))?,

@@ -37,7 +37,10 @@ pub fn scrub(config: &Config, tier: Option<TierName>, share: f64, json: bool) ->
     let (reports, left_out) = each(&jobs(config, &root, None)?, |job| {
         let stores = tiers::pack_stores(&config.store, job)?.into_iter();
         let stores = stores.filter(|(name, _)| tier.is_none_or(|tier| tier.has(name)));
-        stores.map(|(name, store)| scrub_tier(name, &store, job, share)).collect::<Result<Vec<_>>>()
+        let reports = stores.map(|(name, store)| scrub_tier(name, &store, job, share));
+        let mut reports = reports.collect::<Result<Vec<_>>>()?;
+        reports.first_mut().into_iter().for_each(|home| home.damage.extend(damaged_records(job)));
+        Ok(reports)
     })?;
     let reports: Vec<_> = reports.into_iter().flatten().collect();
     if let (Some(tier), true, 0) = (tier, reports.is_empty(), left_out) {
@@ -66,6 +69,12 @@ pub fn scrub(config: &Config, tier: Option<TierName>, share: f64, json: bool) ->
         report.damage.iter().try_for_each(|damage| writeln!(out, "  {damage}"))?;
     }
     Ok(code)
+}
+
+/// What is wrong with the newest records of a job.
+pub(super) fn damaged_records(job: &JobDir) -> Vec<String> {
+    let errors = [job.record().err(), job.marks().err()];
+    errors.into_iter().flatten().map(|error| error.to_string()).collect()
 }
 
 fn scrub_tier(tier: &'static str, store: &PackStore, job: &JobDir, share: f64) -> Result<Report> {
@@ -129,7 +138,9 @@ pub fn repair(config: &Config, adopt_records: bool, json: bool) -> Result<i32> {
         for (tier, store) in tiers::pack_stores(&config.store, job)? {
             let adopted = if adopt_records { adopt(config, job, tier)? } else { Vec::new() };
             let done = store.repair()?;
-            let unusable = done.unusable.iter().map(|(pack, why)| format!("{pack}: {why}")).collect();
+            let unusable = done.unusable.iter().map(|(pack, why)| format!("{pack}: {why}"));
+            let records = if repairs.is_empty() { damaged_records(job) } else { Vec::new() };
+            let unusable = unusable.chain(records).collect();
             repairs.push(Repair {
                 job: job.key().to_string(),
                 tier,

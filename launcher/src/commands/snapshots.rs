@@ -4,6 +4,7 @@ use super::job_files;
 use super::jobs::{each, held, jobs};
 use super::memory_map::{self, OnGpu};
 use super::print;
+use super::scrub::damaged_records;
 use crate::cli::args::TierName;
 use crate::cli::config::Config;
 use crate::cluster::GlobalManifests;
@@ -390,9 +391,12 @@ pub fn verify(config: &Config, text: Option<&str>, tier: Option<TierName>, json:
         }
         None => (jobs(config, &Root::open(&config.store)?, None)?, None),
     };
-    let mut has_tier = false;
+    let (mut has_tier, mut has_damaged_records) = (false, false);
     let (verdicts, left_out) = each(&jobs, |job| {
         let mut verdicts = Vec::new();
+        let damaged = damaged_records(job);
+        damaged.iter().for_each(|damage| tracing::error!("{damage}"));
+        has_damaged_records |= !damaged.is_empty();
         let store = tiers::open(&config.store, job)?;
         for one in store.tiers().iter().filter(|one| tier.is_none_or(|tier| tier.has(one.name()))) {
             has_tier = true;
@@ -410,7 +414,8 @@ pub fn verify(config: &Config, text: Option<&str>, tier: Option<TierName>, json:
     if let (Some(id), true) = (id, verdicts.is_empty()) {
         return Err(ReadError::Missing(id.to_string()).into());
     }
-    let code = if verdicts.iter().all(|verdict| verdict.sound) { left_out } else { EXIT_NEGATIVE };
+    let is_sound = !has_damaged_records && verdicts.iter().all(|verdict| verdict.sound);
+    let code = if is_sound { left_out } else { EXIT_NEGATIVE };
     if json {
         return print::json_with(&verdicts, code);
     }

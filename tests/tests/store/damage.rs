@@ -75,6 +75,58 @@ fn one_flipped_byte_in_every_file_is_found() {
     sandbox.verify_all();
 }
 
+/// The newest record of the job is damaged: that is named, with what to do, and that is enough.
+#[test]
+fn a_damaged_record_is_named_and_can_be_moved_away() {
+    let (sandbox, ids) = two_snapshots();
+    let records = sandbox.job_dir().join("job");
+    let number = |path: &PathBuf| path.file_stem().unwrap().to_str().unwrap().parse::<u64>().unwrap();
+    let newest = files_below(&records).into_iter().max_by_key(number).unwrap();
+    flip(&newest, 200);
+    let name = newest.file_name().unwrap().to_str().unwrap();
+    for (arguments, code) in [
+        (&["verify", "--all"][..], 1),
+        (&["verify", "--scrub"], 1),
+        (&["repair"], 1),
+        (&["status"], 2),
+        (&["ls"], 2),
+    ] {
+        let output = sandbox.call(arguments);
+        let said =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(name) && said.contains("move it away"), "{arguments:?}: {said}");
+    }
+    fs::rename(&newest, sandbox.path().join("aside")).unwrap();
+    let mut job = start(&sandbox, "again", &[]);
+    job.until_answering(&sandbox);
+    assert!(job.said().contains(&format!("resumed from snapshot {}", ids[1])), "{}", job.said());
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
+/// Each pack has a copy of its index.
+#[test]
+fn a_damaged_index_costs_nothing() {
+    let (sandbox, ids) = two_snapshots();
+    let indexes =
+        objects(&sandbox).into_iter().filter(|path| path.extension().is_some_and(|end| end == "index"));
+    for index in indexes {
+        flip(&index, 100);
+    }
+    let mut job = start(&sandbox, "again", &[]);
+    job.until_answering(&sandbox);
+    let said = job.said();
+    assert!(
+        said.contains(&format!("resumed from snapshot {}", ids[1])) && said.contains("ckpt-run repair"),
+        "{said}"
+    );
+    fs::write(sandbox.path().join("go"), "").unwrap();
+    assert_eq!(job.wait(), 0, "{}", job.said());
+    assert_eq!(sandbox.read("log"), "started\npass\n");
+}
+
 #[test]
 fn a_resume_skips_a_damaged_snapshot() {
     // Pages are compared while CRIU restores, small images before, the manifest first of all.
