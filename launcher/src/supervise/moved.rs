@@ -13,7 +13,8 @@ use std::fs;
 use std::path::Path;
 
 /// Refuses to start a job from the beginning beside an unfinished job with the same command and snapshots, whose directory is
-/// gone, or is this one by another path, in a store in this directory.
+/// gone, or is this one by another path, in a store in this directory. If that directory is there, this one may be a copy: a
+/// warning.
 ///
 /// # Errors
 /// Bad input, with the ways out.
@@ -30,7 +31,6 @@ pub(super) fn refuse(config: &Config, opened: &OpenedJob, resume: &Resume) -> Re
             && record.outcome != JobOutcome::Complete
             && !record.cwd.is_empty()
             && record.cwd != opened.identity.cwd
-            && (matches!(text_path(&record.cwd).try_exists(), Ok(false)) || leads_here(record))
     };
     let moved = |job: JobDir| {
         let record = job.record().ok()??;
@@ -39,8 +39,22 @@ pub(super) fn refuse(config: &Config, opened: &OpenedJob, resume: &Resume) -> Re
         (!snapshots.is_empty()).then_some((job, record))
     };
     let jobs = Root::open(&config.store).and_then(|root| root.jobs()).unwrap_or_default();
-    let Some((job, record)) = jobs.into_iter().find_map(moved) else { return Ok(()) };
-    let what = if leads_here(&record) {
+    let is_gone = |record: &JobRecord| matches!(text_path(&record.cwd).try_exists(), Ok(false));
+    let is_refused = |record: &JobRecord| is_gone(record) || leads_here(record);
+    let found: Vec<_> = jobs.into_iter().filter_map(moved).collect();
+    let Some((job, record)) = found.iter().max_by_key(|(_, record)| is_refused(record)) else {
+        return Ok(());
+    };
+    let (store, started_in) = (config.store.name(), text_path(&record.cwd));
+    if !is_refused(record) {
+        tracing::warn!(
+            "the store {store} has the unfinished job {} with this command, which was started in {}. It is not resumed here: this directory may be a copy of that one. If it was moved, stop this job, move it back, and run the command there",
+            job.key(),
+            started_in.display()
+        );
+        return Ok(());
+    }
+    let what = if leads_here(record) {
         format!("That path leads to this directory now. To resume it: --job {}", job.key())
     } else {
         "That directory does not exist any more, and a job is resumed in its directory: move it back, and run the command there"
@@ -48,9 +62,9 @@ pub(super) fn refuse(config: &Config, opened: &OpenedJob, resume: &Resume) -> Re
     };
     Err(bad_input(anyhow!(
         "the store {} has the unfinished job {} with this command, which was started in {}. {what}. To start from the beginning here: --resume never",
-        config.store.name(),
+        store,
         job.key(),
-        text_path(&record.cwd).display()
+        started_in.display()
     )))
 }
 

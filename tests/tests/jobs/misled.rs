@@ -662,6 +662,13 @@ fn a_job_whose_directory_was_moved_does_not_begin_again() {
     named.until("a resume", || sandbox.read("named.err").contains("resumed from snapshot").then_some(()));
     named.kill_everything();
     fs::remove_file(&old).unwrap();
+    // Something else is at the old path.
+    fs::create_dir(&old).unwrap();
+    let mut copy = start_in(&mut sandbox, "new", "copy", &[]);
+    copy.until("the job is ready", || is_ready(&new));
+    assert!(copy.said().contains("may be a copy") && copy.said().contains(&key), "{}", copy.said());
+    copy.kill_everything();
+    fs::remove_dir_all(&old).unwrap();
     // A job that is begun again there is the one of this directory.
     for (name, options) in [("fresh", &["--resume", "never"][..]), ("again", &[])] {
         let mut fresh = start_in(&mut sandbox, "new", name, options);
