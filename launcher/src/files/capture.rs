@@ -22,7 +22,7 @@ use crate::files::inventory::{
 };
 use crate::files::leases;
 use crate::files::rules::FileRules;
-use crate::files::saved::copy_sparse;
+use crate::files::saved::{copy_sparse, data_bytes};
 use crate::files::sources::StagedFile;
 use crate::files::staging::StagedDir;
 use crate::files::tracking::Record;
@@ -85,7 +85,7 @@ pub struct Capture<'a> {
     held: PathBuf,
     /// The file system that it is on. Links exist within one only.
     held_on: Option<FileSystem>,
-    prepared: BTreeMap<String, (Identity, String)>,
+    prepared: BTreeMap<String, FileCopy>,
     inventory: Inventory,
     contents: Vec<Content>,
     copied_bytes: u64,
@@ -103,6 +103,16 @@ pub struct Capture<'a> {
     tmpfs: HashMap<u64, bool>,
     /// What the job writes after the snapshot is recorded there.
     record: Option<&'a Record>,
+}
+
+/// A copy of a file.
+struct FileCopy {
+    /// What was copied.
+    of: Identity,
+    /// Its name among the staged files.
+    name: String,
+    /// What it takes: holes take nothing.
+    taken_bytes: u64,
 }
 
 /// The content of one file for the store.
@@ -218,23 +228,23 @@ impl<'a> Capture<'a> {
             {
                 continue;
             }
-            if self.copied_bytes + now.bytes > self.budget_bytes {
+            if !self.has_budget(&path, &now) {
                 self.hash(&path, &now);
             } else if !self.is_on_tmpfs(&path, now.dev)
-                && let Ok((identity, name)) = self.copy(&path)
-                && identity == now
+                && let Ok(copy) = self.copy(&path)
+                && copy.of == now
             {
-                self.copied_bytes += now.bytes;
-                self.prepared.insert(path, (identity, name));
+                self.copied_bytes += copy.taken_bytes;
+                self.prepared.insert(path, copy);
             }
         }
         if !self.prepared.is_empty() {
             let mapped = self.mapped_inodes();
             let copies = std::mem::take(&mut self.prepared).into_iter();
             let (useless, kept): (BTreeMap<_, _>, _) =
-                copies.partition(|(_, (identity, _))| mapped.contains(&identity.ino));
+                copies.partition(|(_, copy)| mapped.contains(&copy.of.ino));
             self.prepared = kept;
-            useless.values().for_each(|(_, name)| self.discard(name));
+            useless.values().for_each(|copy| self.discard(&copy.name));
         }
         let _ = faults::hit("files-prepared");
     }
@@ -250,8 +260,8 @@ impl<'a> Capture<'a> {
     /// Adds what the job has written since this was called before, or since the last snapshot; `None` if that is not known.
     pub fn touch(&mut self, paths: Option<Vec<String>>) {
         for path in paths.iter().flatten() {
-            if let Some((_, name)) = self.prepared.remove(path) {
-                self.discard(&name);
+            if let Some(copy) = self.prepared.remove(path) {
+                self.discard(&copy.name);
             }
         }
         self.history.touch(paths);
@@ -285,7 +295,7 @@ impl<'a> Capture<'a> {
         self.inventory = Inventory::new(self.history.begun_ns);
         self.deadline = Some(deadline);
         self.contents.clear();
-        self.copied_bytes = self.prepared.values().map(|(identity, _)| identity.bytes).sum();
+        self.copied_bytes = self.prepared.values().map(|copy| copy.taken_bytes).sum();
         self.unwritten_bytes = 0;
         self.leased = leases::broken_by_reading(Path::new("/proc"));
         self.carry_over();
@@ -482,18 +492,18 @@ impl<'a> Capture<'a> {
             let prefix = Some(Prefix::of(&mut content, file.now.bytes, false)?);
             return Ok(Copies { prefix, ..Copies::default() });
         }
-        let prepared = self.prepared.get(path).filter(|(then, _)| *then == file.now && !file.is_mapped);
-        if let Some((_, name)) = prepared {
-            let name = name.clone();
+        let prepared = self.prepared.get(path).filter(|copy| copy.of == file.now && !file.is_mapped);
+        if let Some(copy) = prepared {
+            let name = copy.name.clone();
             return Ok(self.keep(file.now.bytes, From::Staged(name)));
         }
         if !self.is_kept(path, &file.now) {
             return Ok(Copies::default());
         }
-        if self.copied_bytes + file.now.bytes <= self.budget_bytes {
-            let (identity, name) = self.copy(path)?;
-            self.copied_bytes += identity.bytes;
-            return Ok(self.keep(identity.bytes, From::Staged(name)));
+        if self.has_budget(path, &file.now) {
+            let copy = self.copy(path)?;
+            self.copied_bytes += copy.taken_bytes;
+            return Ok(self.keep(copy.of.bytes, From::Staged(copy.name)));
         }
         let copies = self.hold(path, file);
         let has_checksum_only = copies.data.is_none() && copies.held.is_none();
@@ -618,16 +628,24 @@ impl<'a> Capture<'a> {
         self.history.prefix(path, &mut file, now, HASH_MAX_BYTES).ok().flatten()
     }
 
-    /// Copies a file. Returns what was copied, and the name of the copy.
-    fn copy(&mut self, path: &str) -> io::Result<(Identity, String)> {
+    /// Whether a copy of a file is within the budget. Its holes take nothing.
+    fn has_budget(&self, path: &str, now: &Identity) -> bool {
+        let left_bytes = self.budget_bytes.saturating_sub(self.copied_bytes);
+        let data = || open_file(&self.full(path)).and_then(|file| data_bytes(&file, now.bytes));
+        now.bytes <= left_bytes || data().is_ok_and(|data_bytes| data_bytes <= left_bytes)
+    }
+
+    /// Copies a file.
+    fn copy(&mut self, path: &str) -> io::Result<FileCopy> {
         faults::hit("file-copy")?;
         let mut from = open_file(&self.full(path))?;
         let name = self.next_name();
         for _ in 0..COPY_TRIES {
-            let before = Identity::of(&from.metadata()?);
-            copy_sparse(&mut from, &mut self.staged.create(&name)?, before.bytes, self.deadline)?;
-            if before == Identity::of(&from.metadata()?) {
-                return Ok((before, name));
+            let of = Identity::of(&from.metadata()?);
+            let to = &mut self.staged.create(&name)?;
+            let taken_bytes = copy_sparse(&mut from, to, of.bytes, self.deadline)?;
+            if of == Identity::of(&from.metadata()?) {
+                return Ok(FileCopy { of, name, taken_bytes });
             }
         }
         Err(io::Error::other("it changes while it is copied"))

@@ -22,6 +22,8 @@ use std::time::Instant;
 const PREFIX: &str = "/dev/shm/";
 /// How much is copied between two looks at the clock.
 const STEP_BYTES: u64 = 64 << 20;
+/// The most segments of a file whose lengths are added up: the job may be frozen meanwhile.
+const MOST_SEGMENTS: u32 = 10_000;
 /// What is a hole if it is zero.
 const BLOCK_BYTES: usize = 64 << 10;
 
@@ -106,7 +108,8 @@ pub fn copy_bytes(from: &mut File, to: &mut File, bytes: u64) -> io::Result<()> 
     }
 }
 
-/// Copies the data of a file and skips holes: a large, mostly untouched segment stays small.
+/// Copies the data of a file and skips holes: a large, mostly untouched segment stays small. Returns how much was copied, in
+/// bytes.
 ///
 /// # Errors
 /// When that fails, or takes until after the deadline.
@@ -115,8 +118,40 @@ pub fn copy_sparse(
     to: &mut File,
     length_bytes: u64,
     deadline: Option<Instant>,
-) -> io::Result<()> {
-    copy_segments(from, to, length_bytes, deadline, copy_bytes)
+) -> io::Result<u64> {
+    let mut copied_bytes = 0;
+    copy_segments(from, to, length_bytes, deadline, |from, to, bytes| {
+        copied_bytes += bytes;
+        copy_bytes(from, to, bytes)
+    })?;
+    Ok(copied_bytes)
+}
+
+/// How much of the first `length_bytes` bytes of a file is data, and not holes. A file in more than [`MOST_SEGMENTS`] segments
+/// counts as having no more holes after these.
+///
+/// # Errors
+/// When that cannot be found out.
+pub fn data_bytes(file: &File, length_bytes: u64) -> io::Result<u64> {
+    let (mut found_bytes, mut at) = (0, 0);
+    for _ in 0..MOST_SEGMENTS {
+        let Some(data) = next_data(file, at, length_bytes)? else { return Ok(found_bytes) };
+        at = seek(file, SeekFrom::Hole(data))?.min(length_bytes);
+        found_bytes += at - data;
+    }
+    Ok(found_bytes + length_bytes.saturating_sub(at))
+}
+
+/// Where the next data of a file begin, from `at` on; `None` if there are none before `end`.
+///
+/// # Errors
+/// When that cannot be found out.
+pub fn next_data(file: &File, at: u64, end: u64) -> io::Result<Option<u64>> {
+    match seek(file, SeekFrom::Data(at)) {
+        Ok(data) => Ok(Some(data).filter(|data| *data < end)),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// As [`copy_sparse`] to an empty file, with holes where the content is zero: a snapshot does not know which of its zeroes were
@@ -151,11 +186,7 @@ fn copy_segments(
     to.set_len(length_bytes)?;
     let mut at = 0;
     while at < length_bytes {
-        let data = match seek(&*from, SeekFrom::Data(at)) {
-            Ok(data) => data,
-            Err(rustix::io::Errno::NXIO) => break,
-            Err(error) => return Err(error.into()),
-        };
+        let Some(data) = next_data(from, at, length_bytes)? else { break };
         let hole = seek(&*from, SeekFrom::Hole(data))?.min(length_bytes);
         from.seek(io::SeekFrom::Start(data))?;
         to.seek(io::SeekFrom::Start(data))?;
@@ -215,6 +246,9 @@ mod tests {
             std::fs::read(dir.path().join("from")).unwrap() == std::fs::read(dir.path().join("to")).unwrap()
         );
         assert!(to.metadata().unwrap().blocks() * 512 < 1 << 20);
+        let data = data_bytes(&to, 64 << 20).unwrap();
+        assert!((13..1 << 20).contains(&data), "{data}");
+        assert_eq!(data_bytes(&to, 20 << 20).unwrap(), 0);
     }
 
     /// The job is frozen while its files in /dev/shm are copied.

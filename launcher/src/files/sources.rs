@@ -1,10 +1,12 @@
 //! Staged files as sources and targets of the store.
 
+use crate::files::saved::next_data;
 use crate::files::staging::StagedDir;
-use ckpt_snapshot::chunk::CHUNK_BYTES;
+use ckpt_snapshot::chunk::{CHUNK_BYTES, ChunkId};
 use ckpt_snapshot::{Source, Target};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 /// A file in a staging directory. The file is opened for each access, because there may be more files than a process may
@@ -42,6 +44,16 @@ impl Source for StagedFile<'_> {
 
     fn chunk_end(&self, offset: u64) -> u64 {
         chunk_end(&self.ends, offset, self.bytes)
+    }
+
+    /// Holes need not be read.
+    fn known(&self, range: Range<u64>) -> Option<ChunkId> {
+        let file = self.ends.is_empty().then(|| self.dir.open(&self.name).ok())??;
+        if file.metadata().ok()?.len() < range.end {
+            return None;
+        }
+        let data = next_data(&file, range.start, range.end).ok()?;
+        data.is_none().then_some(ChunkId::ZEROES)
     }
 
     /// Frees the file's memory as soon as it is stored.
@@ -178,6 +190,14 @@ mod tests {
         file.read_at(1, &mut content).unwrap();
         assert_eq!(&content, b"\0\0abc");
         assert!(file.read_at(2, &mut content).is_err(), "beyond the end");
+        assert_eq!(file.known(0..6), None);
+        let sparse = StagedFile::new(&staged, "sparse".into(), 64 << 20);
+        sparse.set_bytes(64 << 20).unwrap();
+        sparse.write_at(40 << 20, b"abc").unwrap();
+        let [hole, data, beyond] = [0..4 << 20, 40 << 20..44 << 20, 63 << 20..65 << 20];
+        assert_eq!((sparse.known(hole), sparse.known(data)), (Some(ChunkId::ZEROES), None));
+        assert_eq!(sparse.known(beyond), None, "what is not there is no hole");
+        sparse.taken().unwrap();
         let cut = StagedFile::new(&staged, "a.img".into(), 6).with_ends(vec![2, 5]);
         let ends = [0, 1, 2, 4, 5].map(|offset| cut.chunk_end(offset));
         assert_eq!((ends, file.chunk_end(1)), ([2, 2, 5, 5, 6], 6));

@@ -3,6 +3,7 @@
 use ckpt_run_tests::trees::Tree;
 use ckpt_run_tests::{Running, Sandbox, programs, python};
 use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
@@ -310,6 +311,35 @@ fn a_resume_is_refused_before_anything_is_touched() {
     assert_eq!(job.read("state"), "then", "{said}");
     assert!(!job.path("made").exists(), "{said}");
     assert_eq!(fs::read(job.path("large")).unwrap()[5..12], *b"changed", "{said}");
+}
+
+/// As a database or an array on disk: its holes do not count for `--files-budget`.
+#[test]
+fn a_sparse_file_is_put_back() {
+    const BYTES: u64 = 20 << 30;
+    let mut job = Told::new(&["--files-budget", "1MiB"]);
+    job.start(&[]);
+    job.tell(WRITE);
+    let change = |text: &str| {
+        format!("with open('sparse', 'r+b') as file: file.seek(15 << 30); file.write(b'{text}')")
+    };
+    job.tell(&format!("with open('sparse', 'wb') as file: file.truncate({BYTES})"));
+    job.tell(&change("then"));
+    let told = job.checkpoint();
+    job.tell(&change("lost"));
+    job.kill(told);
+    let said = job.resume(&[]);
+    let file = fs::File::open(job.path("sparse")).unwrap();
+    let mut content = [0; 4];
+    file.read_exact_at(&mut content, 15 << 30).unwrap();
+    assert_eq!(&content, b"then", "{said}");
+    let meta = file.metadata().unwrap();
+    assert!(
+        meta.len() == BYTES && meta.blocks() * 512 < 1 << 20,
+        "{} in {}: {said}",
+        meta.len(),
+        meta.blocks()
+    );
 }
 
 /// How old the last record of what a watched job has written is at most.
