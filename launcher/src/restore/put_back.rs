@@ -3,7 +3,7 @@
 
 use crate::files::capture::reflink;
 use crate::files::inventory::{Entry, Identity};
-use crate::files::saved::copy_without_zeroes;
+use crate::files::saved::{copy_without_zeroes, next_data};
 use crate::restore::file_plan::{FileAction, FilePlan};
 use crate::restore::kept::Kept;
 use anyhow::{Context, Result};
@@ -12,8 +12,8 @@ use rustix::fs::{OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, Permissions};
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, lchown};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, fchown, lchown};
 use std::path::{Path, PathBuf};
 
 pub use check::check;
@@ -283,24 +283,25 @@ fn open_file(path: &Path, for_writing: bool) -> io::Result<File> {
     File::options().read(true).write(for_writing).custom_flags(flags).open(path)
 }
 
-/// Whether a file begins with this content.
-fn begins_with(mut now: File, mut then: File) -> io::Result<bool> {
+/// Whether a file begins with this content. What is a hole in both is not read.
+fn begins_with(now: File, then: File) -> io::Result<bool> {
     const STEP: usize = 1 << 16;
     let bytes = then.metadata()?.len();
     if now.metadata()?.len() < bytes {
         return Ok(false);
     }
-    let (mut left, mut ours, mut theirs) = (bytes, vec![0; STEP], vec![0; STEP]);
-    while left > 0 {
-        let part = usize::try_from(left).unwrap_or(STEP).min(STEP);
-        now.read_exact(&mut ours[..part])?;
-        then.read_exact(&mut theirs[..part])?;
+    let (mut at, mut ours, mut theirs) = (0, vec![0; STEP], vec![0; STEP]);
+    loop {
+        let data = [next_data(&now, at, bytes)?, next_data(&then, at, bytes)?];
+        let Some(next) = data.into_iter().flatten().min() else { return Ok(true) };
+        let part = usize::try_from(bytes - next).unwrap_or(STEP).min(STEP);
+        now.read_exact_at(&mut ours[..part], next)?;
+        then.read_exact_at(&mut theirs[..part], next)?;
         if ours[..part] != theirs[..part] {
             return Ok(false);
         }
-        left -= part as u64;
+        at = next + part as u64;
     }
-    Ok(true)
 }
 
 fn make_fifo(path: &Path, entry: &Entry) -> io::Result<()> {

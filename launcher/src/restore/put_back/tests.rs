@@ -235,7 +235,7 @@ fn a_rewritten_file_keeps_its_holes() {
     let write = |path: &Path, what: &[u8]| {
         let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
         file.set_len(200 << 20).unwrap();
-        std::os::unix::fs::FileExt::write_at(&file, what, 100 << 20).unwrap();
+        file.write_at(what, 100 << 20).unwrap();
         file.sync_all().unwrap();
     };
     let mut job = Job::new(1 << 30);
