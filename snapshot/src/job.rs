@@ -205,8 +205,11 @@ impl StoreRoot {
 
 fn has_entries(path: &Path) -> Result<bool, OpenError> {
     match std::fs::read_dir(path) {
-        // Another launcher may be creating the store, or an interrupted one left this file.
-        Ok(entries) => Ok(entries.flatten().any(|entry| entry.file_name() != "store.json.tmp")),
+        // Another launcher may be creating the store, or an interrupted one left this file. A new file system has the directory.
+        Ok(entries) => {
+            let counts = |name: &OsStr| name != "store.json.tmp" && name != "lost+found";
+            Ok(entries.flatten().any(|entry| counts(&entry.file_name())))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(failed("read", path)(error)),
     }
@@ -984,6 +987,9 @@ pub(crate) mod tests {
         std::fs::write(dir.path().join("thesis.tex"), "x").unwrap();
         assert!(matches!(StoreRoot::open_or_create(dir.path()), Err(OpenError::NotAStore(_))));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        // As a new disk has it.
+        std::fs::rename(dir.path().join("thesis.tex"), dir.path().join("lost+found")).unwrap();
+        StoreRoot::open_or_create(dir.path()).unwrap();
     }
 
     #[test]

@@ -6,7 +6,8 @@ use crate::medium::{Medium, read_all};
 use crate::pack::{Entry, FormatError, INDEX_MAX_BYTES, Index, PackId, packs_dir};
 use crate::read_failure::{ReadFailure, classify};
 use crate::{DataFile, Manifest, ReadError};
-use std::collections::{HashMap, HashSet};
+use parking_lot::Mutex;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 
 /// The location of a copy of a chunk.
@@ -97,10 +98,12 @@ impl IndexUpdate {
         let name = pack.pack();
         match medium.open(&name).and_then(|object| Index::from_tail(&pack, &*object, codec)) {
             Ok(index) => {
-                tracing::warn!(
-                    "the index {} is damaged ({reason}): its copy in the pack is used. `ckpt-run repair` writes it again",
-                    medium.describe(&pack.index())
-                );
+                tell_once(pack, || {
+                    let name = medium.describe(&pack.index());
+                    format!(
+                        "the index {name} is damaged ({reason}): its copy in the pack is used. `ckpt-run repair` writes it again"
+                    )
+                });
                 Ok(Some(index))
             }
             Err(source) if classify(&source) == ReadFailure::Access => {
@@ -114,8 +117,16 @@ impl IndexUpdate {
     }
 
     fn report_unusable(&mut self, medium: &dyn Medium, pack: PackId, reason: String) {
-        tracing::warn!("the index {} is unusable: {reason}", medium.describe(&pack.index()));
+        tell_once(pack, || format!("the index {} is unusable: {reason}", medium.describe(&pack.index())));
         self.broken.push((pack, reason));
+    }
+}
+
+/// Warns of an index: a process reads each again and again.
+fn tell_once(pack: PackId, what: impl FnOnce() -> String) {
+    static TOLD: Mutex<BTreeSet<PackId>> = Mutex::new(BTreeSet::new());
+    if TOLD.lock().insert(pack) {
+        tracing::warn!("{}", what());
     }
 }
 
