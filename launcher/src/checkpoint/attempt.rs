@@ -231,9 +231,7 @@ impl Attempt<'_> {
         })?;
         drop(capture);
         drop((record, staging));
-        // What other nodes have taken says nothing of this one.
-        let own_s = dumped.stall_s - dumped.phases.nodes.as_secs_f64();
-        history.precopy.measure(dumped.copies.before().is_some(), own_s, survey.memory_bytes);
+        history.precopy.measure(&dumped, survey.memory_bytes);
         self.parts.status.disturb(false);
         // Connections to the other nodes are part of the snapshot.
         if self.part.is_none() {

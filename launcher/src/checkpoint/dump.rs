@@ -104,6 +104,11 @@ pub(super) struct Dumped {
 }
 
 impl Dumped {
+    /// For how long the job was paused, without what other nodes have taken.
+    pub(super) fn own_stall_s(&self) -> f64 {
+        self.stall_s - self.phases.nodes.as_secs_f64()
+    }
+
     /// Where the copies of the job's memory are, the largest first, if that is in memory.
     pub(super) fn copies_in_memory(&self) -> Vec<&StagedDir> {
         if !self.staging.is_in_memory() {
@@ -171,7 +176,7 @@ impl<'a> Stages<'a> {
 /// One try of a dump.
 struct Try<'a> {
     number: u32,
-    /// Until when the nodes of the job may hold its tasks.
+    /// Until when the nodes of the job may hold its tasks, in all tries.
     lease_end: Option<Instant>,
     copies: &'a mut Copies,
     /// The agents, and the processes that have detached.
@@ -269,7 +274,6 @@ impl Attempt<'_> {
         mut outputs: Outputs<'_, '_>,
     ) -> Result<Dumped, AttemptError> {
         let mut tries = 1;
-        // It has just begun, and is for all tries.
         let lease_end = self.part.as_ref().map(|_| Instant::now() + self.freeze_timeout);
         // Before anything of the job is paused: a resume of another job may hold it for long.
         let mut names = links::NamesLock::shared(self.freeze_timeout);

@@ -11,7 +11,7 @@
 //! bits (CONFIG_MEM_SOFT_DIRTY). The store gets one image of pages per process: no snapshot depends on an older one.
 
 use crate::checkpoint::attempt::{AfterDump, Attempt, AttemptError};
-use crate::checkpoint::dump::{criu_log, frozen_s};
+use crate::checkpoint::dump::{Dumped, criu_log, frozen_s};
 use crate::criu::{Criu, Merged, Options, Piece, SessionError};
 use crate::files::sources::{StagedPart, StagedParts};
 use crate::files::staging::{StagedDir, Staging};
@@ -118,8 +118,12 @@ impl Trials {
         }
     }
 
-    /// Records the pause of a successful attempt.
-    pub(super) fn measure(&mut self, was_precopied: bool, stall_s: f64, memory_bytes: u64) {
+    /// Records the pause of a successful dump.
+    pub(super) fn measure(&mut self, dumped: &Dumped, memory_bytes: u64) {
+        self.note(dumped.copies.before().is_some(), dumped.own_stall_s(), memory_bytes);
+    }
+
+    fn note(&mut self, was_precopied: bool, stall_s: f64, memory_bytes: u64) {
         let s_per_byte = stall_s / memory_bytes.max(1) as f64;
         if !was_precopied {
             self.plain_s_per_byte = Some(s_per_byte);
@@ -452,7 +456,7 @@ mod tests {
             if is_due {
                 trials.begin();
             }
-            trials.measure(is_due, if is_due { share } else { 1.0 }, LEAST_BYTES);
+            trials.note(is_due, if is_due { share } else { 1.0 }, LEAST_BYTES);
             is_due
         };
         (0..count).map(|_| attempt()).collect()
@@ -499,7 +503,7 @@ mod tests {
         assert_eq!(attempts(&mut trials, 9, 0.1), [false; 9]);
         assert_eq!(trials.is_possible, Some(false));
         let mut trials = possible();
-        trials.measure(false, 1.0, LEAST_BYTES);
+        trials.note(false, 1.0, LEAST_BYTES);
         let criu =
             Criu { path: "/nonexistent".into(), version: crate::criu::MIN_VERSION, reason: String::new() };
         assert!(!trials.is_due(LEAST_BYTES - 1, &criu) && trials.is_due(LEAST_BYTES, &criu));
