@@ -274,6 +274,12 @@ fn an_index_of_a_newer_version_is_refused() {
     let index = memory.names(".index").pop().unwrap();
     let mut newer = memory.objects()[&index].to_vec();
     newer[8] = 2;
+    // And so is its copy, before the 16 bytes at the end of the pack.
+    let pack = index.replace(".index", ".pack");
+    let mut with_copy = memory.objects()[&pack].to_vec();
+    let copy = with_copy.len() - 16 - newer.len();
+    with_copy[copy + 8] = 2;
+    memory.set(&pack, with_copy);
     memory.set(&index, newer);
     let store = store(memory.clone());
     let read = (&store as &dyn Store).read(&store.manifest(&manifest(1).id).unwrap(), &file());

@@ -65,8 +65,15 @@ fn lost_and_damaged_indexes_are_written_again() {
     memory.flip(&index_of(&second), 77);
     let broken = store(memory.clone());
     holds(&broken, 1, &[1, 2, 3]).unwrap_err();
-    // A damaged index is read from its copy.
+    // A damaged index is read from its copy, whichever byte is wrong.
     memory.set(&index_of(&first), before[&index_of(&first)].to_vec());
+    for at in 0..before[&index_of(&first)].len() {
+        memory.flip(&index_of(&first), at);
+        holds(&store(memory.clone()), 1, &[1, 2, 3]).unwrap();
+        assert_eq!(store(memory.clone()).repair().unwrap().packs.len(), 2, "byte {at}");
+        assert!(memory.objects() == before, "byte {at}");
+        memory.flip(&index_of(&second), 77);
+    }
     memory.flip(&index_of(&first), 77);
     let found = damage(&store(memory.clone()));
     assert!(found.len() == 2 && found.iter().all(|line| line.contains("checksum")), "{found:?}");

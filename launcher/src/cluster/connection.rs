@@ -49,7 +49,7 @@ impl std::fmt::Debug for ClusterKey {
 pub enum ConnectionError {
     /// The network.
     #[error("{}", text_of(.0))]
-    Io(#[from] io::Error),
+    Io(io::Error),
     /// The other end has closed it.
     #[error("it was closed")]
     Closed,
@@ -69,6 +69,12 @@ pub enum ConnectionError {
     /// A message that this version does not know.
     #[error("a message cannot be read: {0}")]
     Malformed(String),
+}
+
+impl From<io::Error> for ConnectionError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
 }
 
 /// A timeout of a socket has the text "Resource temporarily unavailable".

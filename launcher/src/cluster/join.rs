@@ -140,8 +140,9 @@ impl Member {
 /// The most parts of which a node tells: its first message must not be longer than [`connection::MOST_BYTES_AT_FIRST`].
 const MOST_PARTS: usize = 3000;
 
-/// The newest of these parts; older ones count as missing.
-fn newest(parts: &[HeldPart]) -> &[HeldPart] {
+/// The newest of these parts, oldest first, of which a node tells. The others count as missing.
+#[must_use]
+pub fn newest<T>(parts: &[T]) -> &[T] {
     &parts[parts.len().saturating_sub(MOST_PARTS)..]
 }
 
@@ -997,7 +998,6 @@ mod tests {
             assert_eq!((chosen.excluded, chosen.usable), (vec![newest], 1), "{lacking:?}");
             assert!(chosen.welcome.passed_over.unwrap().contains("it lacks the part of node 1"));
         }
-        // Nobody has any part of the first one.
         // Nobody has any part of the first one.
         let chosen = choose(&log, &[&node(0, &[(name, 2, "a")]), &node(1, &[(name, 2, "b")])]).unwrap();
         assert_eq!((chosen.welcome.committed, chosen.usable), (vec![newest], 1));

@@ -33,7 +33,7 @@ pub use connection::ClusterKey;
 pub use gate::{Gate, GateEnd};
 pub use host::{Cluster, Load, Notice, RankReports, Resumable};
 pub use job_network::{JobNetwork, delete_left_interfaces, left_interfaces};
-pub use join::{Member, Wanted, has_snapshots, join};
+pub use join::{Member, Wanted, has_snapshots, join, newest};
 pub use messages::{End, EndedPart, HeldPart, IdlePart, Join, RankReport, Restart, StopHow};
 pub use options::{Coordinator, NodeOptions, OnNodeLoss};
 pub use packet_rule::PacketRule;

@@ -29,7 +29,7 @@ use procfs_core::FromRead as _;
 use procfs_core::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::retry_on_intr;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -257,12 +257,32 @@ fn end_waiting(job: &JobDir) -> Result<Option<String>> {
     if connect(job)?.is_some() || !has_launcher_here(job) {
         return Ok(None);
     }
-    let pid = job.launcher_here().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-    let Some(pid) = pid else { return Ok(None) };
-    rustix::process::kill_process(pid, Signal::TERM)
-        .with_context(|| format!("cannot end the launcher of the job {}", job.key()))?;
+    let Some(pid) = job.launcher_here().and_then(|pid| Pid::from_raw(pid.cast_signed())) else {
+        return Ok(None);
+    };
+    let ended = rustix::process::pidfd_open(pid, PidfdFlags::empty()).and_then(|launcher| {
+        // The number may be that of another process: the launcher may be in a container.
+        match holds_lock(job, pid) {
+            true => rustix::process::pidfd_send_signal(launcher, Signal::TERM).map(|()| true),
+            false => Ok(false),
+        }
+    });
+    if !ended.with_context(|| format!("cannot end the launcher of the job {}", job.key()))? {
+        return Ok(None);
+    }
     await_end(job);
+    if job.is_locked() {
+        bail!("the launcher of the job {} (process {pid}), which was {what}, does not end", job.key());
+    }
     Ok(Some(what))
+}
+
+/// Whether the process has the job's lock file open.
+fn holds_lock(job: &JobDir, pid: Pid) -> bool {
+    let id_of = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+    let Ok(lock) = std::fs::metadata(job.path().join("lock")).map(id_of) else { return false };
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    open.filter_map(|file| std::fs::metadata(file.path()).ok()).any(|meta| id_of(meta) == lock)
 }
 
 /// How a job ended.

@@ -23,26 +23,34 @@ pub fn resumable(
     deleted: &[(JobDir, SnapshotId)],
 ) -> Result<Vec<SnapshotId>> {
     let Some((name, _)) = job.key().as_str().rsplit_once(NODE) else { return Ok(candidates) };
-    let is_node = |other: &JobDir| other.key().as_str().rsplit_once(NODE).is_some_and(|(of, _)| of == name);
-    let nodes: Vec<_> = Root::open(&config.store)?.jobs()?.into_iter().filter(is_node).collect();
-    let node_0 = nodes.iter().find(|node| node.key().as_str() == format!("{name}{NODE}0"));
+    let number_of = |other: &JobDir| -> Option<u32> {
+        let (of, number) = other.key().as_str().rsplit_once(NODE)?;
+        number.parse().ok().filter(|_| of == name)
+    };
+    let all = Root::open(&config.store)?.jobs()?;
+    let nodes: Vec<_> = all.iter().filter_map(|other| Some((number_of(other)?, other))).collect();
+    let node_0 = nodes.iter().find(|(number, _)| *number == 0).map(|(_, node)| *node);
     let mut global = node_0.map(GlobalManifests::of);
     let mut held = Vec::new();
-    for other in nodes.iter().filter(|other| other.key() != job.key()) {
+    for (number, other) in nodes.iter().filter(|(_, other)| other.key() != job.key()) {
         let is_deleted =
             |id: &SnapshotId| deleted.iter().any(|(of, deleted)| of.key() == other.key() && deleted == id);
         let store = tiers::open(&config.store, other)?;
         let ids = tiers::list_local(&store)?.into_iter().map(|listed| listed.id).filter(|id| !is_deleted(id));
         let parts = ids.filter_map(|id| store.manifest(&id).ok()?.part);
-        held.push(parts.map(|part| snapshot_of(&part)).collect::<BTreeSet<_>>());
+        held.push((*number, parts.map(|part| snapshot_of(&part)).collect::<BTreeSet<_>>()));
     }
-    let store = tiers::open(&config.store, job)?;
+    let (store, mut are_parts) = (tiers::open(&config.store, job)?, false);
     candidates.retain(|id| {
-        let Some(part) = store.manifest(id).ok().and_then(|manifest| manifest.part) else { return false };
+        // A job on one machine may have such a name.
+        let Some(part) = store.manifest(id).ok().and_then(|manifest| manifest.part) else { return true };
+        are_parts = true;
         let is_committed = global.as_mut().and_then(|global| global.has(&part));
-        is_committed != Some(false) && held.iter().all(|parts| parts.contains(&snapshot_of(&part)))
+        // The job may have had more nodes once.
+        let mut nodes = held.iter().filter(|(number, _)| *number < part.nodes);
+        is_committed != Some(false) && nodes.all(|(_, parts)| parts.contains(&snapshot_of(&part)))
     });
-    if node_0.is_none() && candidates.len() > 1 {
+    if are_parts && node_0.is_none() && candidates.len() > 1 {
         candidates.pop();
     }
     Ok(candidates)

@@ -140,9 +140,9 @@ fn prune_job(config: &Config, job: &JobDir, dry_run: bool) -> Result<JobOutcomes
         marks::forget(job, &gone)?;
     }
     let mut kept = kept_for_a_reason(&outcomes, &retention, job);
-    if retention.keep > config.keep {
+    if retention.keep > config.keep && outcomes[0].kept.len() > config.keep {
         kept.push(format!(
-            "the newest {} of job {} stay: it is a part, and the newest one may never be a snapshot of all nodes",
+            "the newest {} of job {} stay: if it is a node of a job, the newest one may never be a snapshot of all nodes",
             retention.keep,
             job.key()
         ));

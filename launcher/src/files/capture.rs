@@ -22,7 +22,7 @@ use crate::files::inventory::{
 };
 use crate::files::leases;
 use crate::files::rules::FileRules;
-use crate::files::saved::{copy_sparse, data_bytes};
+use crate::files::saved::{copy_sparse, has_at_most};
 use crate::files::sources::StagedFile;
 use crate::files::staging::StagedDir;
 use crate::files::tracking::Record;
@@ -631,8 +631,8 @@ impl<'a> Capture<'a> {
     /// Whether a copy of a file is within the budget. Its holes take nothing.
     fn has_budget(&self, path: &str, now: &Identity) -> bool {
         let left_bytes = self.budget_bytes.saturating_sub(self.copied_bytes);
-        let data = || open_file(&self.full(path)).and_then(|file| data_bytes(&file, now.bytes));
-        now.bytes <= left_bytes || data().is_ok_and(|data_bytes| data_bytes <= left_bytes)
+        let is_sparse = || has_at_most(left_bytes, &open_file(&self.full(path))?, now.bytes);
+        now.bytes <= left_bytes || is_sparse().unwrap_or(false)
     }
 
     /// Copies a file.

@@ -121,12 +121,21 @@ fn end_after_launcher() -> io::Result<()> {
     }
     extern "C" fn end_if_launcher_has_died(_: libc::c_int) {
         let mut control = libc::pollfd { fd: CONTROL_FD, events: libc::POLLRDHUP, revents: 0 };
-        // SAFETY: async-signal-safe (signal-safety(7)), with one `pollfd`. It waits for nothing, so that it cannot be interrupted
-        // and `errno` stays.
-        if unsafe { libc::poll(&raw mut control, 1, 0) } != 0 {
-            // SAFETY: async-signal-safe.
-            unsafe { libc::_exit(1) };
+        // All calls are async-signal-safe (signal-safety(7)).
+        // SAFETY: a plain call.
+        let errno_at = unsafe { libc::__errno_location() };
+        // SAFETY: the thread's own.
+        let errno = unsafe { *errno_at };
+        // SAFETY: one `pollfd`.
+        match unsafe { libc::poll(&raw mut control, 1, 0) } {
+            0 => {}
+            // SAFETY: a plain call. Another signal has come meanwhile.
+            ..0 => drop(unsafe { libc::alarm(1) }),
+            // SAFETY: ends this process only.
+            1.. => unsafe { libc::_exit(1) },
         }
+        // SAFETY: the thread's own. What was interrupted may be about to look at it.
+        unsafe { *errno_at = errno };
     }
     for (signal, handler) in
         [(libc::SIGTERM, end_soon as extern "C" fn(libc::c_int)), (libc::SIGALRM, end_if_launcher_has_died)]

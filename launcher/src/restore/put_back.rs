@@ -292,15 +292,18 @@ fn begins_with(now: File, then: File) -> io::Result<bool> {
     }
     let (mut at, mut ours, mut theirs) = (0, vec![0; STEP], vec![0; STEP]);
     loop {
-        let data = [next_data(&now, at, bytes)?, next_data(&then, at, bytes)?];
-        let Some(next) = data.into_iter().flatten().min() else { return Ok(true) };
-        let part = usize::try_from(bytes - next).unwrap_or(STEP).min(STEP);
-        now.read_exact_at(&mut ours[..part], next)?;
-        then.read_exact_at(&mut theirs[..part], next)?;
-        if ours[..part] != theirs[..part] {
-            return Ok(false);
+        let found = [next_data(&now, at, bytes)?, next_data(&then, at, bytes)?];
+        let Some(data) = found.into_iter().flatten().min_by_key(|data| data.start) else { return Ok(true) };
+        at = data.start;
+        while at < data.end {
+            let part = usize::try_from(data.end - at).unwrap_or(STEP).min(STEP);
+            now.read_exact_at(&mut ours[..part], at)?;
+            then.read_exact_at(&mut theirs[..part], at)?;
+            if ours[..part] != theirs[..part] {
+                return Ok(false);
+            }
+            at += part as u64;
         }
-        at = next + part as u64;
     }
 }
 

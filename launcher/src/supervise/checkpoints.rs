@@ -249,6 +249,10 @@ fn serve(
         } else {
             Err(AttemptError::Withdrawn)
         };
+        if is_final && result.is_err() {
+            // The job may run on, and be ended later.
+            final_snapshot.store(final_snapshot::PENDING, Ordering::SeqCst);
+        }
         if let (Some(gate), Err(error)) = (gate, &result) {
             gate.fail(&error.to_string(), Blame::Node);
         }

@@ -472,10 +472,11 @@ fn remove_garbage(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<
     let (log, committed) = cluster.log();
     // An earlier coordinator may have committed it after the log was read.
     let is_resumed = |attempt| load.from.as_ref().is_some_and(|(from, _)| *from == attempt);
-    for (id, part) in held_parts(opened)? {
+    // Of others, node 0 has not said whether they count.
+    for (id, part) in cluster::newest(&held_parts(opened)?) {
         if part.log == log && !committed.contains(&part.attempt) && !is_resumed(part.attempt) {
             tracing::info!("the part {id} is removed: not all nodes have stored theirs");
-            tiers::remove_local(&opened.store, &opened.dir, &id)?;
+            tiers::remove_local(&opened.store, &opened.dir, id)?;
         }
     }
     Ok(())

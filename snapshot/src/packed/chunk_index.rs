@@ -152,8 +152,17 @@ pub fn read_index(
             return Ok(None);
         }
     };
+    // What looks like another key or version may be damage: the copy in the pack tells.
+    let has_copy = || {
+        let copy = medium.open(&pack.pack()).and_then(|object| Index::from_tail(&pack, &*object, codec));
+        copy.is_ok()
+    };
     match Index::decode(&pack, &bytes, codec) {
         Ok(index) => Ok(Some(index)),
+        Err(error @ (FormatError::Key(_) | FormatError::Newer { .. })) if has_copy() => {
+            report(error.to_string());
+            Ok(None)
+        }
         Err(FormatError::Key(reason)) => Err(ReadError::Key { what: what(), reason }),
         Err(FormatError::Newer { found, known }) => {
             Err(ReadError::NewerObject { what: what(), found, known })

@@ -502,7 +502,8 @@ fn a_store_that_is_deleted_while_the_job_runs_is_made_again() {
         assert!(code == 2 && said.contains("is already running"), "{}: {code}: {said}", gone.display());
         // Other directories of the job are made as they are needed.
         let is_told = !["packs", "manifests", "job"].map(|name| job_dir.join(name)).contains(gone);
-        assert_eq!(told() - told_before, usize::from(is_told), "{}: {}", gone.display(), job.said());
+        // Twice, if a snapshot was saved while files were being deleted.
+        assert_eq!(told() > told_before, is_told, "{}: {}", gone.display(), job.said());
         assert!(store.join("store.json").exists());
     }
     job.kill_everything();

@@ -5,6 +5,7 @@ use super::job::{Job, codes, machines, said};
 use ckpt_run_tests::machines::Machines;
 use ckpt_run_tests::virtual_machine::shared_directory;
 use rustix::process::Signal;
+use std::fs;
 
 const BLOCKS: usize = 2000;
 
@@ -25,12 +26,18 @@ fn slow_copies(node: usize, machines: Machines) -> Job {
 fn copies_end_when_another_node_has_given_up() {
     let Some(machines) = machines(2) else { return };
     let mut job = slow_copies(0, machines);
-    job.fault(1, Some("precopy-begin@1=delay:3000,vote@1=error"));
+    let hold = job.machines.sandboxes[1].path().join("hold");
+    fs::write(&hold, "").unwrap();
+    job.fault(1, Some(&format!("precopy-begin@1=hold:{},vote@1=error", hold.display())));
     let mut running = job.begun("blocks.txt");
-    let failed = job.machines.sandboxes[0].call(["checkpoint"]);
-    let text = String::from_utf8_lossy(&failed.stderr).into_owned();
-    assert!(!failed.status.success() && text.contains("node 1: "), "{text}{}", said(&running));
-    assert!(job.has_said(0, "fault point precopy-begin"), "it was copying: {}", running[0].said());
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| job.machines.sandboxes[0].call(["checkpoint"]));
+        running[0].until("a copy", || job.has_said(0, "fault point precopy-begin").then_some(()));
+        fs::remove_file(&hold).unwrap();
+        let failed = call.join().expect("no panic");
+        let text = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert!(!failed.status.success() && text.contains("node 1: "), "{text}{}", said(&running));
+    });
     job.checkpoint(&running);
     job.full_speed();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
