@@ -165,6 +165,8 @@ pub enum Destination {
     Store,
     /// In memory if `--persist-every` allows that, otherwise in the store.
     MemoryOrStore,
+    /// In memory, or nowhere: the other nodes of the job have their parts there.
+    Memory,
 }
 
 /// The number of a try for the agents has the tries before it above this bit, and the number of the attempt below.
@@ -312,16 +314,17 @@ impl Attempt<'_> {
         has_windows: bool,
     ) -> Result<(Box<dyn SnapshotWriter + '_>, bool), AttemptError> {
         let store = &*self.parts.store;
-        let persister = self
-            .parts
-            .persister
-            .as_ref()
-            .filter(|_| self.destination == Destination::MemoryOrStore && !has_windows);
+        let persister =
+            self.parts.persister.as_ref().filter(|_| self.destination != Destination::Store && !has_windows);
         let staged_bytes = memory_bytes.saturating_add(memory_bytes / 8);
         if let Some(writer) =
             persister.and_then(|persister| persister.begin(store, id, needed_bytes, staged_bytes))
         {
             return Ok((writer, true));
+        }
+        if self.destination == Destination::Memory {
+            let why = "there is no memory for a snapshot in memory (--persist-every); the next one goes to the store";
+            return Err(AttemptError::Nodes(why.to_owned()));
         }
         let home = store.tier(tiers::home(store)).expect("every store has it");
         // The images come first.

@@ -18,7 +18,7 @@ use crate::cluster::sockets::{LauncherConnections, TcpSocket};
 use crate::cluster::{Gate, GateEnd, JobNetwork, PacketRule, progress, sockets};
 use crate::criu::SessionError;
 use crate::job::status::unix_ms;
-use crate::store::tiers;
+use crate::store::tiers::{self, MEMORY};
 use crate::sys::deadline::{NODE_CLOSING_PATIENCE, NODE_CLOSING_POLL_INTERVAL};
 use ckpt_cluster::{Outcome, Step};
 use ckpt_cut::FromLauncher;
@@ -195,7 +195,13 @@ impl Attempt<'_> {
     }
 
     fn remove_part(&self, id: &SnapshotId) {
-        if let Err(error) = tiers::remove_local(&self.parts.store, &self.parts.dir, id) {
+        let store = &self.parts.store;
+        let in_memory = match store.tier(MEMORY) {
+            Ok(_) => store.remove_from(id, MEMORY).map_err(anyhow::Error::from),
+            Err(_) => Ok(()),
+        };
+        let removed = in_memory.and_then(|()| tiers::remove_local(store, &self.parts.dir, id));
+        if let Err(error) = removed {
             tracing::warn!("the part {id}, which has no global manifest, cannot be removed: {error:#}");
         }
     }

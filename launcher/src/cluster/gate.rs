@@ -44,6 +44,7 @@ pub struct Gate {
     attempt: AttemptId,
     host: Sender<Input>,
     is_to_stop: Arc<AtomicBool>,
+    is_durable: bool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -79,7 +80,18 @@ impl Gate {
         is_to_stop: Arc<AtomicBool>,
     ) -> Self {
         let state = State { ordered: vec![first], ..State::default() };
-        Self { attempt, host, is_to_stop, state: Mutex::new(state), changed: Condvar::new() }
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        Self { attempt, host, is_to_stop, is_durable: true, state, changed }
+    }
+
+    pub(super) fn with_durability(self, is_durable: bool) -> Self {
+        Self { is_durable, ..self }
+    }
+
+    /// Whether the parts go to the stores of the nodes; otherwise to memory only.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.is_durable
     }
 
     /// Whether the job is to stop after the attempt, which has to be short then.

@@ -83,7 +83,9 @@ pub(super) enum Input {
         message: FromLauncher,
     },
     /// A snapshot is wanted.
-    Request,
+    Request {
+        is_durable: bool,
+    },
     PartEnded(EndedPart),
     /// The part here does nothing; or works again.
     Idle(Option<IdlePart>),
@@ -201,6 +203,8 @@ pub(super) struct HostParts {
     pub(super) excluded: Vec<AttemptId>,
     pub(super) usable: usize,
     pub(super) grace: Duration,
+    /// See [`Member::every`](super::join::Member).
+    pub(super) every: u64,
     /// Local ports of the job's connections in earlier sessions.
     pub(super) ports: BTreeSet<u16>,
     /// At node 0: the addresses of all nodes.
@@ -307,9 +311,9 @@ impl Cluster {
         let _ = self.inputs.send(input);
     }
 
-    /// Requests a snapshot of all nodes.
-    pub fn request(&self) {
-        self.input(Input::Request);
+    /// Requests a snapshot of all nodes; one in the store, if somebody waits for it.
+    pub fn request(&self, is_durable: bool) {
+        self.input(Input::Request { is_durable });
     }
 
     /// The part of the job here has ended.
@@ -399,6 +403,11 @@ struct Host {
     has_part_ended: bool,
     /// Node 0: parts that do nothing, since when, and what their watchdogs say.
     idle: BTreeMap<u32, (u64, String)>,
+    /// See [`Message::Durable`].
+    is_next_durable: bool,
+    every: u64,
+    /// Node 0: how many snapshots in memory there have been since the last one in the store; `None` if the next one goes there.
+    since_durable: Option<u64>,
     /// Node 0: when a part has made progress last, as far as the nodes have said in this session.
     progress: Option<Instant>,
     /// The supervisor has a session, or starts one.
@@ -460,6 +469,9 @@ impl Host {
             has_part_ended: false,
             idle: BTreeMap::new(),
             progress: None,
+            is_next_durable: false,
+            every: parts.every,
+            since_durable: None,
             has_session: false,
             settling: None,
             stopping: None,
@@ -571,6 +583,26 @@ impl Host {
         self.tick_cut();
     }
 
+    /// Node 0: requests a snapshot. Whether that is possible.
+    fn request(&mut self, is_durable: bool) -> bool {
+        // Nothing is only in memory before a first one is in the store.
+        let is_due = self.since_durable.is_none_or(|since| since + 1 >= self.every);
+        if is_durable || is_due {
+            self.is_next_durable = true;
+            self.tell_all(&Message::Durable);
+        }
+        self.peer.request(self.now())
+    }
+
+    /// Node 0: counts a snapshot.
+    fn count(&mut self, attempt: AttemptId) {
+        let gate = self.gate.as_ref().filter(|gate| gate.attempt() == attempt);
+        self.since_durable = match gate.is_none_or(|gate| gate.is_durable()) {
+            true => Some(0),
+            false => self.since_durable.map(|since| since + 1),
+        };
+    }
+
     /// Tells the other nodes that node 0 is there: until it coordinates, which takes as long as the store takes for the log, the
     /// protocol of snapshots sends them nothing.
     fn show(&mut self) {
@@ -604,7 +636,7 @@ impl Host {
             }
             Input::Locate { address } => self.tell_coordinator(Message::Locate { address }),
             Input::Ranks { attempt, message } => self.tell_coordinator(Message::Ranks { attempt, message }),
-            Input::Request => self.tell_coordinator(Message::Request),
+            Input::Request { is_durable } => self.tell_coordinator(Message::Request { is_durable }),
             Input::PartEnded(end) => {
                 self.has_part_ended = true;
                 self.tell_coordinator(Message::PartEnded(end));
@@ -663,9 +695,10 @@ impl Host {
             Message::Idle { part } => self.part_is_idle(rank, part),
             Message::RankReports { ranks } => self.rank_reports(rank, ranks),
             // Sessions run only after this launcher has begun to coordinate.
-            Message::Request if !self.is_terminating() => drop(self.peer.request(self.now())),
+            Message::Request { is_durable } if !self.is_terminating() => drop(self.request(is_durable)),
             // The job is about to end.
-            Message::Request => {}
+            Message::Request { .. } => {}
+            Message::Durable => self.is_next_durable = true,
             Message::Stop { why, how } => self.stop(why, how),
             Message::Stopping => {
                 self.aftermath.is_to_stop.store(true, Ordering::SeqCst);
@@ -932,7 +965,10 @@ impl Host {
         let is_to_stop = Arc::clone(&self.aftermath.is_to_stop);
         // What was said of the one before.
         self.reason = None;
-        let gate = Arc::new(Gate::new(attempt, first, self.inputs.clone(), is_to_stop));
+        let is_durable =
+            first != Step::Prepare || self.every <= 1 || std::mem::take(&mut self.is_next_durable);
+        let gate = Gate::new(attempt, first, self.inputs.clone(), is_to_stop).with_durability(is_durable);
+        let gate = Arc::new(gate);
         if let Some(before) = self.gate.replace(Arc::clone(&gate)) {
             before.close(GateEnd::Aborted("a newer attempt has begun".to_owned()));
         }
@@ -961,6 +997,7 @@ impl Host {
             }
             Event::Committed { attempt } => {
                 self.usable += 1;
+                self.count(attempt);
                 let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
                 let idle_ms = self.progress.map(|at| ms(at.elapsed()));
                 self.tell_all(&Message::Committed { attempt, idle_ms });
@@ -996,6 +1033,8 @@ impl Host {
             return self.give_up(attempt, &why);
         }
         if !self.is_resuming {
+            // There may be no memory for it.
+            self.since_durable = None;
             self.give_up(attempt, &why);
             // For a release that follows.
             self.reason = Some(why.clone());
@@ -1081,6 +1120,7 @@ mod tests {
             excluded: Vec::new(),
             usable: 0,
             grace: HOUR,
+            every: 1,
             ports: BTreeSet::new(),
             addresses: BTreeSet::new(),
             launchers: LauncherConnections { port: 1, coordinator: None },

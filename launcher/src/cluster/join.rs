@@ -68,6 +68,8 @@ pub struct Member {
     pub is_named: bool,
     /// Whether a watchdog looks at the part (`--hang-timeout`).
     pub is_watched: bool,
+    /// Every so many snapshots, one goes to the store, and the others only to memory (`--persist-every`).
+    pub every: u64,
     /// Its number as a spare.
     pub spare: u32,
     /// Whether this launcher was there before another one was lost.
@@ -132,6 +134,7 @@ impl Member {
             rejoins: self.rejoins && self.has_begun,
             is_named: self.is_named,
             is_watched: self.is_watched,
+            has_memory: self.every > 1,
             ..Join::of_machine(name_of(&self.job), self.rank, self.settings.nodes, self.network_range)
         }
     }
@@ -154,6 +157,7 @@ impl Join {
             job: job.to_owned(),
             is_named: false,
             is_watched: false,
+            has_memory: false,
             rank,
             nodes,
             incarnation: incarnation(),
@@ -251,6 +255,7 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
         excluded,
         usable,
         grace: member.grace,
+        every: member.every,
         ports: member.ports,
         addresses,
         launchers: LauncherConnections { port: member.coordinator.port, coordinator: None },
@@ -272,6 +277,7 @@ fn give_way(member: &Member) -> Result<Arc<AtomicBool>> {
         let join = Join {
             rejoins: member.has_begun,
             is_watched: member.is_watched,
+            has_memory: member.every > 1,
             ..Join::of_machine(job, member.spare, member.settings.nodes, member.network_range)
         };
         spares::give_way(at.clone(), member.key.clone(), join, Arc::clone(&has_joined))
@@ -563,6 +569,9 @@ pub(super) fn mismatch(own: &Join, join: &Join) -> Option<String> {
     if join.network_range != own.network_range {
         return Some("--network or --network-range differs from that of node 0".to_owned());
     }
+    if join.has_memory != own.has_memory {
+        return Some("--persist-every has to be given on all nodes, or on none".to_owned());
+    }
     if join.is_watched != own.is_watched {
         let (with, without) = if own.is_watched { ("node 0", "it") } else { ("it", "node 0") };
         return Some(format!(
@@ -770,6 +779,7 @@ fn joined(member: &Member, join: Join, admitted: Admitted) -> Result<Cluster> {
         excluded: Vec::new(),
         usable: 0,
         grace: member.grace,
+        every: member.every,
         ports: member.ports.clone(),
         addresses: BTreeSet::new(),
         launchers: LauncherConnections { port: member.coordinator.port, coordinator: Some(coordinator) },
@@ -954,6 +964,7 @@ mod tests {
             job: "job".into(),
             is_named: false,
             is_watched: false,
+            has_memory: false,
         }
     }
 
@@ -1094,6 +1105,7 @@ mod tests {
         assert_eq!(mismatch(&own, &node(1, &[])), None);
         let why = |join: Join| mismatch(&own, &join).unwrap();
         assert!(why(Join { nodes: 3, ..node(1, &[]) }).contains("--nodes 3 and node 0 --nodes 2"));
+        assert!(why(Join { has_memory: true, ..node(1, &[]) }).contains("--persist-every"));
         assert!(why(Join { is_watched: true, ..node(1, &[]) }).contains("it has --hang-timeout and node 0"));
         let named = |job: &str| Join { is_named: true, job: job.to_owned(), ..node(1, &[]) };
         assert!(mismatch(&named("job"), &named("other")).unwrap().contains("the same --job"));

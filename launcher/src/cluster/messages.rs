@@ -49,6 +49,8 @@ pub struct Join {
     pub is_named: bool,
     /// Whether a watchdog looks at its part (`--hang-timeout`).
     pub is_watched: bool,
+    /// Whether it can keep snapshots in memory (`--persist-every`).
+    pub has_memory: bool,
 }
 
 /// A part in the store of a node.
@@ -281,7 +283,12 @@ pub enum Message {
         ranks: Vec<RankReport>,
     },
     /// From a node: a snapshot is wanted.
-    Request,
+    Request {
+        /// In the store: somebody waits for it.
+        is_durable: bool,
+    },
+    /// From the coordinator: the next snapshot goes to the store, and not only to memory.
+    Durable,
     /// From a node: the job is to be ended.
     Stop {
         /// Why.

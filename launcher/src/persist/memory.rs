@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::medium::{DirMedium, IoFeatures};
 use ckpt_snapshot::{
-    Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers, size_text,
+    Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers, faults, size_text,
 };
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -56,7 +56,9 @@ impl Memory {
 pub struct Persister {
     shared: Arc<Shared>,
     copier: Copier,
-    every: u64,
+    /// Every so many snapshots, one is copied; `None` if none is: of a job on several nodes, node 0 says which snapshots go to the
+    /// store instead.
+    every: Option<u64>,
     staged_bytes: Arc<AtomicU64>,
     /// A lack of memory was reported.
     is_shortage_reported: AtomicBool,
@@ -73,7 +75,7 @@ struct Shared {
 }
 
 impl Persister {
-    /// Starts the thread, which copies every `every`th snapshot. The job's store has a tier in memory.
+    /// Starts the thread, which copies every `every`th snapshot, or none. The job's store has a tier in memory.
     ///
     /// # Errors
     /// When the thread cannot be started.
@@ -81,7 +83,7 @@ impl Persister {
         parts: CopyParts,
         journal: Arc<Journal>,
         uploader: Option<Arc<Uploader>>,
-        every: u64,
+        every: Option<u64>,
         staged_bytes: Arc<AtomicU64>,
     ) -> Result<Self> {
         parts.status.in_memory(|_| {});
@@ -103,6 +105,7 @@ impl Persister {
         self.staged_bytes.store(staged_bytes, Ordering::Relaxed);
         let begun = store.tier(MEMORY).map(|tier| tier.store().begin(id, needed_bytes));
         let why = match begun {
+            _ if faults::hit("memory-begin").is_err() => "injected".to_owned(),
             Ok(Ok(writer)) => return Some(writer),
             Ok(Err(SaveError::NoSpace { needed_bytes, available_bytes, .. })) => format!(
                 "it needs about {}, and {} is left beside the images of the checkpoint",
@@ -125,9 +128,9 @@ impl Persister {
 
     /// A snapshot was committed in memory.
     pub fn committed(&self, id: &SnapshotId) {
-        {
+        if let Some(every) = self.every {
             let mut since = self.shared.since.lock();
-            let is_due = since.is_none_or(|since| since + 1 >= self.every);
+            let is_due = since.is_none_or(|since| since + 1 >= every);
             // A newer snapshot replaces one that waits to be copied, which might be pruned from memory before.
             if is_due || self.copier.has_next() {
                 self.copier.request(id);
@@ -166,6 +169,9 @@ impl Persister {
     /// The job is about to end without another snapshot: starts to copy the newest one if it is only in memory. Waits for
     /// nothing, not even the store.
     pub fn begin_last_copy(&self) {
+        if self.every.is_none() {
+            return;
+        }
         let Some(held) = self.shared.parts.status.snapshot().in_memory else { return };
         let number = |id: &String| id.parse::<SnapshotId>().ok();
         let newest = held.snapshots.last().and_then(|newest| number(&newest.id));
@@ -182,7 +188,8 @@ impl Persister {
     /// returns a reason.
     pub fn complete_last_copy(&self, until: Instant, mut interrupted: impl FnMut() -> Option<&'static str>) {
         self.hurry();
-        let Some(id) = self.shared.newest_in_memory_only() else { return };
+        let newest = self.shared.newest_in_memory_only().filter(|_| self.every.is_some());
+        let Some(id) = newest else { return };
         tracing::info!(
             "snapshot {id} is in memory only: it is copied to {} before ckpt-run ends",
             self.home()
@@ -371,7 +378,7 @@ mod tests {
             status: Arc::clone(&status),
         };
         Scene {
-            persister: Persister::start(parts, journal, None, every, staged_bytes).unwrap(),
+            persister: Persister::start(parts, journal, None, Some(every), staged_bytes).unwrap(),
             store,
             status,
             room_bytes,

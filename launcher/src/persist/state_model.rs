@@ -436,7 +436,7 @@ impl World {
         let persister = (settings.persist_every > 1).then(|| {
             let (journal, uploader) = (Arc::new(Journal::of(&dir)), Some(Arc::clone(&uploader)));
             let staged_bytes = Arc::<AtomicU64>::default();
-            Persister::start(parts, journal, uploader, settings.persist_every, staged_bytes).unwrap()
+            Persister::start(parts, journal, uploader, Some(settings.persist_every), staged_bytes).unwrap()
         });
         let history = expected.map_or_else(Vec::new, |id| self.model.saved[&id].clone());
         self.model.history.clone_from(&history);

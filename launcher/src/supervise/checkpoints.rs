@@ -238,8 +238,11 @@ fn serve(
         let is_wanted = !is_final
             || final_snapshot.swap(final_snapshot::BEGUN, Ordering::SeqCst) != final_snapshot::WITHDRAWN;
         let gate = part.as_ref().map(|part| Arc::clone(&part.gate));
-        let destination =
-            if answer.is_some() || is_final { Destination::Store } else { Destination::MemoryOrStore };
+        let destination = match &gate {
+            Some(gate) if !gate.is_durable() => Destination::Memory,
+            None if answer.is_none() && !is_final => Destination::MemoryOrStore,
+            _ => Destination::Store,
+        };
         let result = if is_wanted {
             // A bug in ckpt-run costs this one checkpoint, neither the job nor the next checkpoint.
             let attempt = std::panic::AssertUnwindSafe(|| {

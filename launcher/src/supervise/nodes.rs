@@ -110,7 +110,6 @@ fn check(config: &Config) -> Result<()> {
     let refused = [
         ("--network private: its loopback reaches no other node", config.network == Network::Private),
         ("--upload: give --store the same address instead", config.store.upload.is_some()),
-        ("--persist-every", config.persist_every > 1),
     ];
     match refused.iter().find(|(_, is_used)| *is_used) {
         Some((what, _)) => bail!(bad_input(anyhow!("with --nodes, this is not possible yet: {what}"))),
@@ -170,6 +169,7 @@ fn await_place(config: &Config, argv: &[OsString], rank: u32) -> Result<i32> {
     let job = startup::job_key(config, argv, None)?;
     let join = Join {
         is_watched: config.hang_timeout.is_some(),
+        has_memory: config.persist_every > 1,
         ..Join::of_machine(job.as_str(), rank, nodes, network_range(config))
     };
     let waiting = Waiting { at, key: key(config)?, join, timeout: options.timeout, patience };
@@ -318,6 +318,7 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         is_moved: options.is_moved,
         is_named: config.job.is_some(),
         is_watched: config.hang_timeout.is_some(),
+        every: config.persist_every,
         spare: options.spare,
         rejoins: options.rejoins_as.is_some(),
         has_begun: options.has_begun,

@@ -71,7 +71,8 @@ impl<'a> RunContext<'a> {
         let uploader = config.store.upload.as_ref().map(upload).transpose()?.map(Arc::new);
         let persist = |staged_bytes: &Arc<AtomicU64>| {
             let (journal, uploader) = (Arc::clone(&opened.journal), uploader.clone());
-            let (every, staged_bytes) = (config.persist_every, Arc::clone(staged_bytes));
+            let every = nodes.is_none().then_some(config.persist_every);
+            let staged_bytes = Arc::clone(staged_bytes);
             Persister::start(parts.clone(), journal, uploader, every, staged_bytes)
         };
         let persister = opened.staged_bytes.as_ref().map(persist).transpose()?.map(Arc::new);

@@ -4,6 +4,7 @@
 
 mod hangs;
 mod job;
+mod memory;
 mod moving;
 mod objects;
 mod precopy;
@@ -387,8 +388,7 @@ fn what_does_not_work_on_several_nodes_is_refused() {
         assert!(output.status.code() == Some(2) && said.contains(expected), "{options:?}: {said}");
     };
     let off = ["--interpose", "off"];
-    for options in [&["--network", "private"][..], &["--upload", "s3://bucket/x"], &["--persist-every", "2"]]
-    {
+    for options in [&["--network", "private"][..], &["--upload", "s3://bucket/x"]] {
         refused(&[&off[..], options].concat(), options[0]);
     }
     let output = sandbox.call(["--nodes", "2", "--", "true"]);

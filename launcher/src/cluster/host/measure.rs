@@ -83,6 +83,7 @@ impl Simulated {
             is_moved: false,
             is_named: false,
             is_watched: false,
+            every: 1,
             spare: self.rank,
             rejoins: false,
             has_begun: false,
@@ -126,7 +127,7 @@ impl Simulated {
                     other => panic!("{other:?}"),
                 },
                 recv(self.commands) -> command => match command {
-                    Ok(Command::Request) => cluster.request(),
+                    Ok(Command::Request) => cluster.request(true),
                     Ok(Command::Stop) => cluster.stop("the end".to_owned(), StopHow::Now),
                     // As if the process had died: the kernel closes its connection.
                     Ok(Command::Die) => cluster.input(Input::Lost { rank: 0, number: 0, why: String::new() }),

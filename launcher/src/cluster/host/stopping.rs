@@ -17,14 +17,24 @@ use ckpt_cluster::{AttemptId, Step};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// An attempt that was in progress when the job was to be stopped.
+#[derive(Clone, Copy)]
+struct Earlier {
+    attempt: AttemptId,
+    /// It had captured the job.
+    has_captured: bool,
+    /// Its snapshot is not only in memory.
+    is_durable: bool,
+}
+
 /// A job that is being stopped.
 pub(super) struct Stopping {
     why: String,
     how: StopHow,
     since: Instant,
     grace: Duration,
-    /// The attempt that was in progress before, and whether it had captured the job.
-    earlier: Option<(AttemptId, bool)>,
+    /// The attempt that was in progress before.
+    earlier: Option<Earlier>,
     /// The job cannot be saved, for this reason. Its parts have the rest of the grace period to end by themselves.
     terminated: Option<String>,
 }
@@ -65,22 +75,29 @@ impl Host {
         self.tell_all(&Message::Stopping);
         let _ = self.notices.send(Notice::Stopping);
         let in_progress = self.gate.as_ref().filter(|gate| gate.end().is_none());
-        let earlier = in_progress.map(|gate| (gate.attempt(), gate.has_done(Step::Dump)));
+        let earlier = in_progress.map(|gate| Earlier {
+            attempt: gate.attempt(),
+            has_captured: gate.has_done(Step::Dump),
+            is_durable: gate.is_durable(),
+        });
         let (grace, since) = (self.grace, Instant::now());
         self.stopping = Some(Stopping { why, how, since, grace, earlier, terminated: None });
         if !self.ended.is_empty() {
             self.not_saved("a part of it has ended already, so no snapshot can be taken");
-        } else if !self.peer.request(self.now()) {
+        } else if !self.request(true) {
             self.not_saved("no snapshot can be taken yet");
         }
     }
 
     /// A snapshot is committed.
     pub(super) fn stop_committed(&mut self, attempt: AttemptId) {
-        let now = self.now();
         let Some(stopping) = self.stopping.as_mut().filter(|one| one.terminated.is_none()) else { return };
-        if stopping.earlier.take() == Some((attempt, true)) && stopping.has_time() {
-            self.peer.request(now);
+        let earlier = stopping.earlier.take().filter(|earlier| earlier.attempt == attempt);
+        // What is only in memory is lost with the launchers.
+        let is_followed =
+            |earlier: Earlier| !earlier.is_durable || earlier.has_captured && stopping.has_time();
+        if earlier.is_some_and(is_followed) {
+            self.request(true);
         } else if let Some(stopping) = self.stopping.take() {
             self.end_stopped(format!("{}; its last snapshot is committed", stopping.why), true);
         }
@@ -88,10 +105,9 @@ impl Host {
 
     /// An attempt was given up.
     pub(super) fn stop_aborted(&mut self, attempt: AttemptId, why: &str) {
-        let now = self.now();
         let Some(stopping) = self.stopping.as_mut().filter(|one| one.terminated.is_none()) else { return };
-        if stopping.earlier.take().is_some_and(|(earlier, _)| earlier == attempt) {
-            self.peer.request(now);
+        if stopping.earlier.take().is_some_and(|earlier| earlier.attempt == attempt) {
+            self.request(true);
         } else {
             self.not_saved(&format!("its last snapshot failed: {why}"));
         }
@@ -240,7 +256,7 @@ mod tests {
         assert!(is_over());
     }
 
-    fn stopping(host: &mut Host, how: StopHow, earlier: Option<(AttemptId, bool)>) {
+    fn stopping(host: &mut Host, how: StopHow, earlier: Option<Earlier>) {
         let (why, grace, since) = ("SIGTERM".to_owned(), Duration::from_secs(3600), Instant::now());
         host.stopping = Some(Stopping { why, how, since, grace, earlier, terminated: None });
     }
@@ -268,12 +284,29 @@ mod tests {
         assert!(terminated.is_none() && ended.is_none() && host.stopping.is_none(), "it runs on");
     }
 
+    /// A snapshot that was in progress when the signal came is committed. It is the last one, unless it is only in memory.
+    #[test]
+    fn a_snapshot_in_memory_is_not_the_last_one() {
+        for is_durable in [true, false] {
+            let (mut host, _inbox, notices) = running();
+            let earlier = Earlier { attempt: ATTEMPT, has_captured: false, is_durable };
+            stopping(&mut host, StopHow::Preempt, Some(earlier));
+            host.stopping.as_mut().unwrap().since = Instant::now() - Duration::from_secs(3000);
+            host.stop_committed(ATTEMPT);
+            assert_eq!((told(&notices).1.is_some(), host.stopping.is_none()), (is_durable, is_durable));
+        }
+    }
+
     /// A snapshot at an interval was in progress when the signal came, and failed for a reason of its own.
     #[test]
     fn an_earlier_attempt_that_fails_does_not_cancel_the_last_snapshot() {
         for has_captured in [true, false] {
             let (mut host, _inbox, notices) = running();
-            stopping(&mut host, StopHow::Preempt, Some((ATTEMPT, has_captured)));
+            stopping(
+                &mut host,
+                StopHow::Preempt,
+                Some(Earlier { attempt: ATTEMPT, has_captured, is_durable: true }),
+            );
             host.stop_aborted(ATTEMPT, "a connection was being opened");
             assert!(told(&notices).0.is_none() && host.stopping.is_some(), "another one is awaited");
             host.stop_aborted(AttemptId { number: 4, ..ATTEMPT }, "the disk is full");

@@ -41,9 +41,10 @@ impl JobSession<'_> {
 
     /// Requests a snapshot of all nodes.
     pub(super) fn request_of_all(&mut self, cluster: &Cluster, answer: Option<Answer>) {
+        let is_durable = answer.is_some();
         self.nodes.waiting.extend(answer);
         self.schedule(None);
-        cluster.request();
+        cluster.request(is_durable);
     }
 
     /// Ends the job on all nodes, with a last snapshot of all.
@@ -89,7 +90,7 @@ impl JobSession<'_> {
             let _ = answer.send(reply.clone());
         }
         if let (Some(cluster), false) = (self.shared.nodes, self.nodes.waiting.is_empty()) {
-            cluster.request();
+            cluster.request(true);
         }
     }
 
