@@ -323,8 +323,14 @@ impl Attempt<'_> {
             return Ok((writer, true));
         }
         if self.destination == Destination::Memory {
-            let why = "there is no memory for a snapshot in memory (--persist-every); the next one goes to the store";
-            return Err(AttemptError::Nodes(why.to_owned()));
+            let why = if has_windows {
+                "memory of GPUs without a mirror is not kept in memory"
+            } else {
+                "there is no memory for a snapshot in memory"
+            };
+            return Err(AttemptError::Nodes(format!(
+                "{why} (--persist-every). The next one goes to the store"
+            )));
         }
         let home = store.tier(tiers::home(store)).expect("every store has it");
         // The images come first.

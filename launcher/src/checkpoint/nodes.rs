@@ -197,7 +197,10 @@ impl Attempt<'_> {
     fn remove_part(&self, id: &SnapshotId) {
         let store = &self.parts.store;
         let in_memory = match store.tier(MEMORY) {
-            Ok(_) => store.remove_from(id, MEMORY).map_err(anyhow::Error::from),
+            Ok(tier) => {
+                let removed = store.remove_from(id, MEMORY).map_err(anyhow::Error::from);
+                removed.and_then(|()| Ok(tier.store().reclaim().map(drop)?))
+            }
             Err(_) => Ok(()),
         };
         let removed = in_memory.and_then(|()| tiers::remove_local(store, &self.parts.dir, id));

@@ -81,7 +81,8 @@ impl From<io::Error> for ConnectionError {
 fn text_of(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            "the other end does not answer: it may be stopped, or its machine be overloaded".to_owned()
+            "the other end does not answer: it may be stopped, its machine overloaded, or the network broken"
+                .to_owned()
         }
         _ => error.to_string(),
     }

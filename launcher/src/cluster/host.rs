@@ -181,6 +181,9 @@ pub struct Cluster {
     reported: Arc<Reported>,
 }
 
+/// After so many failures of snapshots in memory in a row, the number of those in the stores before the next one grows no more.
+const MOST_MEMORY_FAILURES: u32 = 5;
+
 /// What is left of a session.
 #[derive(Debug, Default)]
 struct Aftermath {
@@ -408,6 +411,9 @@ struct Host {
     every: u64,
     /// Node 0: how many snapshots in memory there have been since the last one in the store; `None` if the next one goes there.
     since_durable: Option<u64>,
+    /// Node 0: how many snapshots go to the stores before the next one that does not, and how often one of these has failed.
+    memory_wait: u64,
+    memory_failures: u32,
     /// Node 0: when a part has made progress last, as far as the nodes have said in this session.
     progress: Option<Instant>,
     /// The supervisor has a session, or starts one.
@@ -472,6 +478,8 @@ impl Host {
             is_next_durable: false,
             every: parts.every,
             since_durable: None,
+            memory_wait: 0,
+            memory_failures: 0,
             has_session: false,
             settling: None,
             stopping: None,
@@ -587,7 +595,7 @@ impl Host {
     fn request(&mut self, is_durable: bool) -> bool {
         // Nothing is only in memory before a first one is in the store.
         let is_due = self.since_durable.is_none_or(|since| since + 1 >= self.every);
-        if is_durable || is_due {
+        if is_durable || is_due || self.memory_wait > 0 {
             self.is_next_durable = true;
             self.tell_all(&Message::Durable);
         }
@@ -597,10 +605,27 @@ impl Host {
     /// Node 0: counts a snapshot.
     fn count(&mut self, attempt: AttemptId) {
         let gate = self.gate.as_ref().filter(|gate| gate.attempt() == attempt);
-        self.since_durable = match gate.is_none_or(|gate| gate.is_durable()) {
-            true => Some(0),
-            false => self.since_durable.map(|since| since + 1),
-        };
+        match gate.map(|gate| gate.is_durable()) {
+            Some(true) => {
+                self.since_durable = Some(0);
+                self.memory_wait = self.memory_wait.saturating_sub(1);
+            }
+            Some(false) => {
+                self.since_durable = self.since_durable.map(|since| since + 1);
+                self.memory_failures = 0;
+            }
+            None => self.since_durable = None,
+        }
+    }
+
+    /// Node 0: an attempt was given up. If it was to be in memory, there may be none for it: the next ones go to the stores, more
+    /// of them after each such failure.
+    fn count_failure(&mut self, attempt: AttemptId) {
+        self.since_durable = None;
+        if self.gate.as_ref().is_some_and(|gate| gate.attempt() == attempt && !gate.is_durable()) {
+            self.memory_wait = self.every << self.memory_failures;
+            self.memory_failures = MOST_MEMORY_FAILURES.min(self.memory_failures + 1);
+        }
     }
 
     /// Tells the other nodes that node 0 is there: until it coordinates, which takes as long as the store takes for the log, the
@@ -1033,8 +1058,7 @@ impl Host {
             return self.give_up(attempt, &why);
         }
         if !self.is_resuming {
-            // There may be no memory for it.
-            self.since_durable = None;
+            self.count_failure(attempt);
             self.give_up(attempt, &why);
             // For a release that follows.
             self.reason = Some(why.clone());

@@ -670,7 +670,7 @@ fn choose(log: &StoredLog, all: &[&Join]) -> Result<Chosen> {
     let abandoned: BTreeSet<_> =
         all.iter().flat_map(|join| &join.parts).filter(of_log).map(|part| part.attempt).collect();
     let (mut committed, mut excluded, mut newest_lacks) = (Vec::new(), Vec::new(), None);
-    let mut passed_over = None;
+    let (mut passed_over, mut newest_is_gone, mut has_whole) = (None, None, false);
     for (attempt, parts) in log.content().snapshots() {
         committed.push(attempt);
         let lacking = lacking(log, all, attempt, parts);
@@ -678,9 +678,9 @@ fn choose(log: &StoredLog, all: &[&Join]) -> Result<Chosen> {
             excluded.push(attempt);
         }
         if lacking.is_empty() {
+            has_whole = true;
             continue;
         }
-        // What is gone everywhere was deleted.
         let is_surprise = lacking.len() < all.len() && !abandoned.contains(&attempt);
         let nodes = lacking.join(", ");
         if is_surprise && excluded.len() == committed.len() {
@@ -688,8 +688,11 @@ fn choose(log: &StoredLog, all: &[&Join]) -> Result<Chosen> {
                 "the newest snapshot is not resumed: it lacks the part of node {nodes}. An older one is"
             ));
         }
-        newest_lacks.get_or_insert(nodes);
+        // Those that are gone everywhere were deleted, or were in memory only.
+        let place = if lacking.len() < all.len() { &mut newest_lacks } else { &mut newest_is_gone };
+        place.get_or_insert(nodes);
     }
+    let newest_lacks = newest_lacks.or(newest_is_gone).filter(|_| !has_whole);
     let is_none_left = !committed.is_empty() && excluded.len() == committed.len();
     if is_none_left && newest_lacks.is_none() {
         bail!(bad_input(anyhow!(

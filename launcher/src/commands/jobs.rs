@@ -277,12 +277,18 @@ fn end_waiting(job: &JobDir) -> Result<Option<String>> {
     Ok(Some(what))
 }
 
-/// Whether the process has the job's lock file open.
+/// Whether the process holds the job's lock.
 fn holds_lock(job: &JobDir, pid: Pid) -> bool {
-    let id_of = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
-    let Ok(lock) = std::fs::metadata(job.path().join("lock")).map(id_of) else { return false };
-    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    open.filter_map(|file| std::fs::metadata(file.path()).ok()).any(|meta| id_of(meta) == lock)
+    let Ok(inode) = std::fs::metadata(job.path().join("lock")).map(|meta| meta.ino()) else { return false };
+    // `1: FLOCK  ADVISORY  WRITE 1234 00:2a:5678 0 EOF` (proc_locks(5)).
+    let is_it = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let file = words.get(5).and_then(|file| file.rsplit(':').next());
+        words.get(1) == Some(&"FLOCK")
+            && words.get(4) == Some(&&*pid.to_string())
+            && file == Some(&*inode.to_string())
+    };
+    std::fs::read_to_string("/proc/locks").is_ok_and(|locks| locks.lines().any(is_it))
 }
 
 /// How a job ended.

@@ -112,11 +112,9 @@ mod tests {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id().cast_signed();
         let process = Path::new("/proc").join(pid.to_string());
-        // The shared libraries are there once it sleeps.
-        let sleeps = || {
-            let is_it = fs::read_to_string(process.join("comm")).is_ok_and(|name| name == "sleep\n");
-            is_it && instruction_pointer(&process).is_some()
-        };
+        // The shared libraries are there once it sleeps; before that, it is in other calls.
+        let call = format!("{} ", libc::SYS_clock_nanosleep);
+        let sleeps = || fs::read_to_string(process.join("syscall")).is_ok_and(|text| text.starts_with(&call));
         while !sleeps() {
             std::thread::yield_now();
         }

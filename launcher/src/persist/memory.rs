@@ -103,7 +103,16 @@ impl Persister {
         staged_bytes: u64,
     ) -> Option<Box<dyn SnapshotWriter + 'a>> {
         self.staged_bytes.store(staged_bytes, Ordering::Relaxed);
-        let begun = store.tier(MEMORY).map(|tier| tier.store().begin(id, needed_bytes));
+        let begin = || store.tier(MEMORY).map(|tier| tier.store().begin(id, needed_bytes));
+        let begun = match begin() {
+            // On one machine, older ones are resumed too, if newer ones are bad.
+            Ok(Err(SaveError::NoSpace { .. }))
+                if self.every.is_none() && self.shared.drop_older_than_stored() =>
+            {
+                begin()
+            }
+            begun => begun,
+        };
         let why = match begun {
             _ if faults::hit("memory-begin").is_err() => "injected".to_owned(),
             Ok(Ok(writer)) => return Some(writer),
@@ -115,12 +124,15 @@ impl Persister {
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
-        let home = tiers::home_name(store);
+        let instead = match self.every {
+            Some(_) => format!("this one, and others without space, are written to {}", self.home()),
+            None => "it is not taken, and the next one goes to the stores of all nodes".to_owned(),
+        };
         if self.is_shortage_reported.swap(true, Ordering::Relaxed) {
             tracing::debug!("no space in memory for the snapshot: {why}");
         } else {
             tracing::warn!(
-                "there is no space in memory for the snapshot ({why}): this one, and others without space, are written to {home}. To keep snapshots in memory, leave more memory free"
+                "there is no space in memory for the snapshot ({why}): {instead}. To keep snapshots in memory, leave more memory free"
             );
         }
         None
@@ -188,8 +200,10 @@ impl Persister {
     /// returns a reason.
     pub fn complete_last_copy(&self, until: Instant, mut interrupted: impl FnMut() -> Option<&'static str>) {
         self.hurry();
-        let newest = self.shared.newest_in_memory_only().filter(|_| self.every.is_some());
-        let Some(id) = newest else { return };
+        let Some(id) = self.shared.newest_in_memory_only() else { return };
+        if self.every.is_none() {
+            return self.tell_lost(&id, "");
+        }
         tracing::info!(
             "snapshot {id} is in memory only: it is copied to {} before ckpt-run ends",
             self.home()
@@ -208,6 +222,10 @@ impl Persister {
         }
         let Some(lost) = self.shared.newest_in_memory_only() else { return };
         let because = interruption.map(|why| format!(": it was not copied before {why}")).unwrap_or_default();
+        self.tell_lost(&lost, &because);
+    }
+
+    fn tell_lost(&self, lost: &SnapshotId, because: &str) {
         let next = match self.shared.newest_in_store() {
             Some(id) => format!("the snapshot {id}"),
             None => "the beginning".to_owned(),
@@ -273,6 +291,16 @@ impl Shared {
             let _ = tiers::reclaim_and_report(store, &control.is_ending);
         }
         Ok(())
+    }
+
+    /// Removes the snapshots in memory that are older than the newest one in the store. Returns whether there were any.
+    fn drop_older_than_stored(&self) -> bool {
+        let Some(stored) = self.newest_in_store() else { return false };
+        let older: Vec<_> = self.list(&[MEMORY]).into_iter().filter(|one| one.id < stored).collect();
+        let store = &self.parts.store;
+        let removed = older.iter().try_for_each(|one| store.remove_from(&one.id, MEMORY));
+        let reclaimed = store.tier(MEMORY).map(|tier| tier.store().reclaim().is_ok());
+        removed.is_ok() && reclaimed.unwrap_or(false) && !older.is_empty()
     }
 
     /// Prunes memory, except the newest snapshots and the one that is being copied.

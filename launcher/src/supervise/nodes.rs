@@ -500,6 +500,9 @@ fn run_part(
     let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
     let _metrics = metrics.map(serve).transpose()?;
     let over = Supervisor::new(&context).supervise_part(cluster, load, candidates);
+    if let (Some(persister), false) = (&context.persister, matches!(over, Ok(0))) {
+        persister.complete_last_copy(Instant::now(), || None);
+    }
     if cluster.rejoin().is_some() {
         opened.signals.serve_no_more();
         if is_signalled(&context) {

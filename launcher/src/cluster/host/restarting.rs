@@ -57,6 +57,8 @@ impl Host {
     /// Node 0 restarts it.
     pub(super) fn resume(&mut self, Resumable { held, mut excluded }: Resumable) {
         (self.is_waiting, self.is_resuming) = (false, true);
+        // What is in the stores may have been left behind.
+        self.since_durable = None;
         // Others were pruned: the log keeps their records.
         let is_gone = |attempt: &AttemptId| held.as_ref().is_some_and(|held| !held.contains(attempt));
         excluded.extend(self.peer.snapshots().into_iter().filter(is_gone));

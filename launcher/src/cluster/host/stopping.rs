@@ -35,6 +35,8 @@ pub(super) struct Stopping {
     grace: Duration,
     /// The attempt that was in progress before.
     earlier: Option<Earlier>,
+    /// The last snapshot has failed once.
+    is_tried_again: bool,
     /// The job cannot be saved, for this reason. Its parts have the rest of the grace period to end by themselves.
     terminated: Option<String>,
 }
@@ -81,7 +83,8 @@ impl Host {
             is_durable: gate.is_durable(),
         });
         let (grace, since) = (self.grace, Instant::now());
-        self.stopping = Some(Stopping { why, how, since, grace, earlier, terminated: None });
+        self.stopping =
+            Some(Stopping { why, how, since, grace, earlier, is_tried_again: false, terminated: None });
         if !self.ended.is_empty() {
             self.not_saved("a part of it has ended already, so no snapshot can be taken");
         } else if !self.request(true) {
@@ -106,7 +109,12 @@ impl Host {
     /// An attempt was given up.
     pub(super) fn stop_aborted(&mut self, attempt: AttemptId, why: &str) {
         let Some(stopping) = self.stopping.as_mut().filter(|one| one.terminated.is_none()) else { return };
+        // What is only in memory would be lost: it is tried twice.
+        let is_tried_again = self.every > 1 && stopping.has_time() && !stopping.is_tried_again;
         if stopping.earlier.take().is_some_and(|earlier| earlier.attempt == attempt) {
+            self.request(true);
+        } else if is_tried_again {
+            stopping.is_tried_again = true;
             self.request(true);
         } else {
             self.not_saved(&format!("its last snapshot failed: {why}"));
@@ -258,7 +266,8 @@ mod tests {
 
     fn stopping(host: &mut Host, how: StopHow, earlier: Option<Earlier>) {
         let (why, grace, since) = ("SIGTERM".to_owned(), Duration::from_secs(3600), Instant::now());
-        host.stopping = Some(Stopping { why, how, since, grace, earlier, terminated: None });
+        host.stopping =
+            Some(Stopping { why, how, since, grace, earlier, is_tried_again: false, terminated: None });
     }
 
     #[test]

@@ -108,7 +108,10 @@ impl JobSession<'_> {
                     self.refuse_waiting(why);
                     return gate.fail(why, Blame::Node);
                 };
-                self.nodes.served.append(&mut self.nodes.waiting);
+                // Who waits for one in the store gets the next one.
+                if gate.is_durable() {
+                    self.nodes.served.append(&mut self.nodes.waiting);
+                }
                 self.pending_checkpoints += 1;
                 self.schedule(None);
                 self.checkpoints.request_part(PartAttempt { gate, place: place(cluster) });
