@@ -26,6 +26,17 @@ fn assert_blocks(job: &Job, blocks: usize, running: &[Running]) {
     }
 }
 
+/// The job is resumed by the same commands, and comes to its end.
+fn assert_resumes(job: &Job, blocks: usize) {
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    for one in &running {
+        assert!(one.said().contains("resumed from snapshot"), "{}", one.said());
+    }
+    assert_blocks(job, blocks, &running);
+}
+
 #[test]
 fn a_connection_between_two_machines_survives() {
     const BLOCKS: usize = 2000;
@@ -54,11 +65,7 @@ fn a_connection_between_two_machines_survives() {
     assert_eq!(running[1].wait(), 125, "{}", running[1].said());
     assert!(running[1].said().contains("the connection to node 0 is lost"), "{}", running[1].said());
     assert_eq!(job.snapshots(), [2, 2]);
-    job.full_speed();
-    let mut running = job.start();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
-    assert!(running[1].said().contains("resumed from snapshot"), "{}", running[1].said());
-    assert_blocks(&job, BLOCKS, &running);
+    assert_resumes(&job, BLOCKS);
 }
 
 /// A node that cannot take its part costs the snapshot, nothing else: the job runs on at once on both machines. Then
@@ -170,11 +177,7 @@ fn the_last_snapshot_of_all_nodes_is_not_removed() {
         sandbox.ok(["rm", &sandbox.snapshots()[1]]);
     }
     job.fault(0, None);
-    job.full_speed();
-    let mut running = job.start();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
-    assert!(running[1].said().contains("resumed from snapshot"), "{}", running[1].said());
-    assert_blocks(&job, BLOCKS, &running);
+    assert_resumes(&job, BLOCKS);
 }
 
 /// The store of node 0 takes longer for a record, that of its epoch or of a snapshot, than the nodes wait for a sign of life of
@@ -305,13 +308,7 @@ fn a_run_that_does_not_begin_on_all_nodes_leaves_the_one_before() {
     assert!(running[0].said().contains("node 1: its command cannot be executed"), "{}", running[0].said());
     job.change_command(1, command);
     job.options.clear();
-    job.full_speed();
-    let mut running = job.start();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
-    for one in &running {
-        assert!(one.said().contains("resumed from snapshot"), "{}", one.said());
-    }
-    assert_blocks(&job, BLOCKS, &running);
+    assert_resumes(&job, BLOCKS);
 }
 
 /// `--resume ID` on all nodes. What was saved after that snapshot is resumed on request only.

@@ -1,7 +1,7 @@
 //! Parts whose memory is copied while the job runs (`--precopy`).
 
-use super::assert_blocks;
 use super::job::{Job, codes, machines, said};
+use super::{assert_blocks, assert_resumes};
 use ckpt_run_tests::machines::Machines;
 use ckpt_run_tests::virtual_machine::shared_directory;
 use rustix::process::Signal;
@@ -60,11 +60,7 @@ fn a_preemption_does_not_wait_for_the_copies_of_a_node() {
     assert_eq!(job.snapshots(), [1, 1]);
     job.fault(1, None);
     job.options.clear();
-    job.full_speed();
-    let mut running = job.start();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
-    assert!(running[1].said().contains("resumed from snapshot"), "{}", running[1].said());
-    assert_blocks(&job, BLOCKS, &running);
+    assert_resumes(&job, BLOCKS);
 }
 
 /// Called in a virtual machine whose kernel tracks changes to memory, by `distribution_kernel.rs`.
@@ -101,9 +97,5 @@ fn parts_whose_memory_was_copied_before_are_one_snapshot() {
         job.fault(node, None);
     }
     assert_eq!(job.snapshots(), [2, 2]);
-    job.full_speed();
-    let mut running = job.start();
-    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
-    assert!(running[1].said().contains("resumed from snapshot"), "{}", running[1].said());
-    assert_blocks(&job, BLOCKS, &running);
+    assert_resumes(&job, BLOCKS);
 }
