@@ -222,6 +222,8 @@ impl GpuJob {
         job.kill_launcher();
         let steps = self.ends_when_told(0);
         let report = self.sandbox.json(["report", "--json"]);
+        // Ranks wait for one that was killed, and for those that come back later: none is late.
+        assert_eq!(report["late_ranks"].as_array().map(Vec::len), Some(0), "{}", report["late_ranks"]);
         let sessions = report["sessions"].as_array().expect("a list").iter();
         let resumed_from: BTreeSet<_> = sessions.filter_map(|one| one["resumed_from"].as_str()).collect();
         println!("{} kills, {} snapshots resumed from, {steps:?} steps", 3 * kills + 2, resumed_from.len());
