@@ -111,7 +111,7 @@ struct FileCopy {
     of: Identity,
     /// Its name among the staged files.
     name: String,
-    /// What it takes: holes take nothing.
+    /// What it takes of the budget: holes take next to nothing.
     taken_bytes: u64,
 }
 
@@ -628,7 +628,7 @@ impl<'a> Capture<'a> {
         self.history.prefix(path, &mut file, now, HASH_MAX_BYTES).ok().flatten()
     }
 
-    /// Whether a copy of a file is within the budget. Its holes take nothing.
+    /// Whether a copy of a file is within the budget. Its holes take next to nothing.
     fn has_budget(&self, path: &str, now: &Identity) -> bool {
         let left_bytes = self.budget_bytes.saturating_sub(self.copied_bytes);
         let is_sparse = || has_at_most(left_bytes, &open_file(&self.full(path))?, now.bytes);
