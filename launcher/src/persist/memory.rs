@@ -297,10 +297,10 @@ impl Shared {
     fn drop_older_than_stored(&self) -> bool {
         let Some(stored) = self.newest_in_store() else { return false };
         let older: Vec<_> = self.list(&[MEMORY]).into_iter().filter(|one| one.id < stored).collect();
-        let store = &self.parts.store;
-        let removed = older.iter().try_for_each(|one| store.remove_from(&one.id, MEMORY));
-        let reclaimed = store.tier(MEMORY).map(|tier| tier.store().reclaim().is_ok());
-        removed.is_ok() && reclaimed.unwrap_or(false) && !older.is_empty()
+        let is_removed = older.iter().all(|one| self.parts.store.remove_from(&one.id, MEMORY).is_ok());
+        // It reclaims their space.
+        self.prune_memory();
+        is_removed && !older.is_empty()
     }
 
     /// Prunes memory, except the newest snapshots and the one that is being copied.

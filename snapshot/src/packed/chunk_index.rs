@@ -65,13 +65,12 @@ impl IndexUpdate {
                 Some(pack_bytes) => (*pack_bytes, None),
                 None => {
                     let mut damage = None;
-                    let index = match read_index(medium, codec, pack, |reason| damage = Some(reason))? {
-                        None => {
-                            damage.map(|reason| update.copy_of(medium, codec, pack, reason)).transpose()?
-                        }
-                        index => Some(index),
+                    let read = read_index(medium, codec, pack, |reason| damage = Some(reason))?;
+                    let index = match damage {
+                        Some(reason) => update.copy_of(medium, codec, pack, reason)?,
+                        None => read,
                     };
-                    let Some(index) = index.flatten() else { continue };
+                    let Some(index) = index else { continue };
                     (index.pack_bytes, Some(index))
                 }
             };
