@@ -34,6 +34,9 @@ use container::pid1;
 use namespace::stdio;
 use report::failure;
 use std::ffi::OsString;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use sys::inherited;
 
 fn main() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == namespace::INIT_ARGUMENT) {
@@ -61,7 +64,7 @@ fn main() {
     std::process::exit(code);
 }
 
-fn run(arguments: Vec<OsString>, auto: Auto, rejoin: Option<Rejoin>) -> i32 {
+fn run(arguments: Vec<OsString>, auto: Auto, rejoin: Option<(Rejoin, Option<RawFd>)>) -> i32 {
     stdio::messages_begin();
     let matches = match args::command().try_get_matches_from(args::with_run(arguments)) {
         Ok(matches) => matches,
@@ -91,12 +94,17 @@ fn run(arguments: Vec<OsString>, auto: Auto, rejoin: Option<Rejoin>) -> i32 {
     }
 }
 
-fn configure(matches: &clap::ArgMatches, rejoin: Option<Rejoin>) -> Result<Config> {
+fn configure(matches: &clap::ArgMatches, rejoin: Option<(Rejoin, Option<RawFd>)>) -> Result<Config> {
     let mut config = Config::resolve(matches, &|name| std::env::var(name).ok())?;
-    if let Some(rejoin) = rejoin {
+    let memory = rejoin.as_ref().and_then(|(_, memory)| Some(inherited::take((*memory)?)));
+    if let Some((rejoin, _)) = rejoin {
         config.rejoin(&rejoin);
     }
     logging::start(config.verbosity, config.log_format, config.log_file.as_deref(), &config.store.trust)?;
+    match memory.transpose() {
+        Ok(memory) => config.nodes.memory = memory.map(Arc::new),
+        Err(error) => tracing::warn!("the snapshots in memory are lost: {error}"),
+    }
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for (name, meant) in mistyped_variables(names) {
         tracing::warn!("the variable {name} is no option of ckpt-run and is ignored. Did you mean {meant}?");

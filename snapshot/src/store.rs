@@ -286,8 +286,8 @@ pub trait SnapshotWriter: Send {
     /// If a file cannot be read or stored; the writer must then be dropped.
     fn put(&mut self, files: &[Input<'_>], progress: ProgressFn) -> Result<(), SaveError>;
 
-    /// Makes all data durable and commits the snapshot. Fills in `manifest.files`,
-    /// `manifest.stored_bytes` and `manifest.changed_bytes`.
+    /// Makes all data durable and commits the snapshot. Fills in `manifest.files`, and `manifest.stored_bytes` and
+    /// `manifest.changed_bytes` if they are `None`.
     ///
     /// # Errors
     /// If a step fails: the snapshot does not exist then. [`SaveError::Taken`] if a snapshot of that name exists.

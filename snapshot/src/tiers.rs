@@ -194,6 +194,32 @@ impl Tiers {
         progress: ProgressFn,
         cancel: &AtomicBool,
     ) -> Result<Manifest, CopyError> {
+        self.copy_with(id, (from, to), progress, cancel, false)
+    }
+
+    /// As [`Self::copy`], with the same manifest: it also says what the snapshot has added to the tier `from`, and its
+    /// [`Manifest::content_hash`] is the same.
+    ///
+    /// # Errors
+    /// See [`CopyError`]. The snapshot is then not visible in `to`.
+    pub fn replicate(
+        &self,
+        id: &SnapshotId,
+        from: &str,
+        to: &str,
+        cancel: &AtomicBool,
+    ) -> Result<Manifest, CopyError> {
+        self.copy_with(id, (from, to), &|_| {}, cancel, true)
+    }
+
+    fn copy_with(
+        &self,
+        id: &SnapshotId,
+        (from, to): (&str, &str),
+        progress: ProgressFn,
+        cancel: &AtomicBool,
+        has_same_manifest: bool,
+    ) -> Result<Manifest, CopyError> {
         let (from, to) = (self.tier(from)?, self.tier(to)?);
         let _copying = CopyGuard::new(&self.copying, id);
         let manifest = from.store.manifest(id)?;
@@ -214,7 +240,12 @@ impl Tiers {
             }
             Err(error) => return Err(error.into()),
         };
-        transfer(&manifest, from, to, replaces, progress, cancel)
+        let mut content = manifest.clone();
+        content.files.clear();
+        if !has_same_manifest {
+            (content.stored_bytes, content.changed_bytes) = (None, None);
+        }
+        transfer(&manifest, (from, to), content, replaces, progress, cancel)
             .map_err(|error| if cancel.load(Ordering::Relaxed) { CopyError::Cancelled } else { error })
     }
 
@@ -379,11 +410,11 @@ fn remove(tier: &Tier, id: &SnapshotId) -> Result<(), SaveError> {
     }
 }
 
-/// `replaces`: the target has a damaged copy.
+/// `content` is the manifest of the copy, without its files. `replaces`: the target has a damaged copy.
 fn transfer(
     manifest: &Manifest,
-    from: &Tier,
-    to: &Tier,
+    (from, to): (&Tier, &Tier),
+    content: Manifest,
     replaces: bool,
     progress: ProgressFn,
     cancel: &AtomicBool,
@@ -407,8 +438,6 @@ fn transfer(
         // Now that all its data is there.
         remove(to, &manifest.id)?;
     }
-    let mut content = manifest.clone();
-    content.files.clear();
     Ok(writer.commit(content)?)
 }
 

@@ -249,7 +249,7 @@ impl Attempt<'_> {
         dumped.failed_process = history.failures.note(failed, Instant::now());
         let phases = dumped.phases;
         let (manifest, device) = self.persist(id, writer, dumped, &copies, &inventory)?;
-        self.await_commit(&manifest)?;
+        self.await_commit(&manifest, in_memory)?;
         let unread_bytes = self.note_stored(&manifest, &device);
         let uncovered = inventory.uncovered.clone();
         history.files.committed(&manifest, inventory);

@@ -18,7 +18,7 @@ use crate::cluster::sockets::{LauncherConnections, TcpSocket};
 use crate::cluster::{Gate, GateEnd, JobNetwork, PacketRule, progress, sockets};
 use crate::criu::SessionError;
 use crate::job::status::unix_ms;
-use crate::store::tiers::{self, MEMORY};
+use crate::store::tiers;
 use crate::sys::deadline::{NODE_CLOSING_PATIENCE, NODE_CLOSING_POLL_INTERVAL};
 use ckpt_cluster::{Outcome, Step};
 use ckpt_cut::FromLauncher;
@@ -170,8 +170,12 @@ impl Attempt<'_> {
     }
 
     /// The part is stored. Waits for the global manifest; without it, the part is worth nothing and is removed.
-    pub(super) fn await_commit(&self, manifest: &Manifest) -> Result<(), AttemptError> {
+    pub(super) fn await_commit(&self, manifest: &Manifest, in_memory: bool) -> Result<(), AttemptError> {
         let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
+        // A snapshot in memory that counts survives the loss of any machine.
+        if let Some(persister) = self.parts.persister.as_ref().filter(|_| in_memory) {
+            persister.replicate(&manifest.id, gate.is_over());
+        }
         // As a resume reads it.
         let hash = self.parts.store.manifest(&manifest.id)?.content_hash();
         gate.done(Step::Store, Outcome::Stored { hash });
@@ -195,16 +199,7 @@ impl Attempt<'_> {
     }
 
     fn remove_part(&self, id: &SnapshotId) {
-        let store = &self.parts.store;
-        let in_memory = match store.tier(MEMORY) {
-            Ok(tier) => {
-                let removed = store.remove_from(id, MEMORY).map_err(anyhow::Error::from);
-                removed.and_then(|()| Ok(tier.store().reclaim().map(drop)?))
-            }
-            Err(_) => Ok(()),
-        };
-        let removed = in_memory.and_then(|()| tiers::remove_local(store, &self.parts.dir, id));
-        if let Err(error) = removed {
+        if let Err(error) = tiers::remove_part(&self.parts.store, &self.parts.dir, id) {
             tracing::warn!("the part {id}, which has no global manifest, cannot be removed: {error:#}");
         }
     }

@@ -478,6 +478,19 @@ pub const SETTINGS: &[Setting] = &[
         set: |config, option| option.put(&mut config.nodes.on_loss, "exit, wait or auto", named),
     },
     Setting {
+        name: "replicas",
+        value: Some("N"),
+        default: "0",
+        help: "Keep a copy of each snapshot in memory on another node: 0 or 1",
+        long_help: "With 1, each snapshot in memory of a job on several nodes (--persist-every) is also in the memory of the next node. If a machine is lost and the launchers stay (a spare, or --lost-node wait), the job resumes from that snapshot: the part of the lost machine is read from the memory of the other one. Takes as much memory again on each machine, for two snapshots as far as they differ, and the network between the nodes carries what has changed.",
+        set: |config, option| {
+            let expected = "0 or 1";
+            config.nodes.replicas =
+                option.parse(expected, |text| text.parse().ok().filter(|number| *number <= 1))?;
+            Ok(())
+        },
+    },
+    Setting {
         name: "interpose",
         value: Some("WHICH"),
         default: "auto",

@@ -11,14 +11,15 @@
 //! ```
 //!
 //! The code is keyed BLAKE3 over the number of the message, its length and its content. The first message of each side
-//! proves that it has the key. The key itself is never sent. Messages are not encrypted: they hold no content of the job.
+//! proves that it has the key. The key itself is never sent. Messages are not encrypted. Those between launchers hold no content of
+//! the job; replicas do (`replicas/`), which their node encrypts with `--encrypt-key-file`, as in its store.
 
 use super::messages::{Message, VERSION};
 use crate::sys::deadline::NODE_SILENCE_TIMEOUT;
 use rustix::net::sockopt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 const MAGIC: &[u8; 16] = b"ckpt-run nodes\r\n";
@@ -218,13 +219,25 @@ impl Sender {
     /// # Panics
     /// Never: each message has a JSON form.
     pub fn send(&mut self, message: &Message) -> io::Result<()> {
-        let content = serde_json::to_vec(message).expect("messages have a JSON form");
+        self.send_bytes(&serde_json::to_vec(message).expect("messages have a JSON form"))
+    }
+
+    /// Sends something that is no [`Message`].
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn send_bytes(&mut self, content: &[u8]) -> io::Result<()> {
         let most_bytes = self.codes.most_bytes();
         let length = u32::try_from(content.len()).ok().filter(|length| *length <= most_bytes);
         let length = length.ok_or_else(|| io::Error::other("a message is too long"))?;
-        let code = self.codes.code(&content);
-        let bytes = [&length.to_le_bytes()[..], &content, code.as_bytes()].concat();
+        let code = self.codes.code(content);
+        let bytes = [&length.to_le_bytes()[..], content, code.as_bytes()].concat();
         (&*self.stream).write_all(&bytes)
+    }
+
+    /// The connection, as long as it is used.
+    pub fn stream(&self) -> Weak<TcpStream> {
+        Arc::downgrade(&self.stream)
     }
 
     /// Ends the connection if the other end does not acknowledge something for this long.
@@ -288,6 +301,15 @@ impl Receiver {
     /// # Errors
     /// See [`ConnectionError`].
     pub fn receive(&mut self) -> Result<Message, ConnectionError> {
+        let content = self.receive_bytes()?;
+        serde_json::from_slice(&content).map_err(|error| ConnectionError::Malformed(error.to_string()))
+    }
+
+    /// Waits for something that is no [`Message`].
+    ///
+    /// # Errors
+    /// See [`ConnectionError`].
+    pub fn receive_bytes(&mut self) -> Result<Vec<u8>, ConnectionError> {
         let mut length = [0; 4];
         read_exact(&self.stream, &mut length, self.until)?;
         let length = u32::from_le_bytes(length);
@@ -309,7 +331,7 @@ impl Receiver {
             return Err(ConnectionError::WrongKey);
         }
         self.until = None;
-        serde_json::from_slice(&content).map_err(|error| ConnectionError::Malformed(error.to_string()))
+        Ok(content)
     }
 }
 

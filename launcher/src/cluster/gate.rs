@@ -45,6 +45,7 @@ pub struct Gate {
     host: Sender<Input>,
     is_to_stop: Arc<AtomicBool>,
     is_durable: bool,
+    is_over: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -81,7 +82,8 @@ impl Gate {
     ) -> Self {
         let state = State { ordered: vec![first], ..State::default() };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Self { attempt, host, is_to_stop, is_durable: true, state, changed }
+        let is_over = AtomicBool::new(false);
+        Self { attempt, host, is_to_stop, is_durable: true, is_over, state, changed }
     }
 
     pub(super) fn with_durability(self, is_durable: bool) -> Self {
@@ -120,9 +122,16 @@ impl Gate {
     pub(super) fn close(&self, end: GateEnd) -> Option<Step> {
         let mut state = self.state.lock();
         state.end.get_or_insert(end);
+        self.is_over.store(true, Ordering::Relaxed);
         state.rule = None;
         self.changed.notify_all();
         state.ordered.last().copied()
+    }
+
+    /// Set when the attempt is over.
+    #[must_use]
+    pub fn is_over(&self) -> &AtomicBool {
+        &self.is_over
     }
 
     /// Whether a step is done.

@@ -30,6 +30,7 @@ use super::links::{Joining, Link};
 use super::messages::{End, EndedPart, IdlePart, Join, Message, RankReport, Restart, StopHow, Welcome};
 use super::options::OnNodeLoss;
 use super::rejoin::Rejoin;
+use super::replicas::Replicas;
 use super::sockets::{self, LauncherConnections};
 use super::spares::Spares;
 use super::stored_log::StoredLog;
@@ -213,6 +214,8 @@ pub(super) struct HostParts {
     /// At node 0: the addresses of all nodes.
     pub(super) addresses: BTreeSet<IpAddr>,
     pub(super) launchers: LauncherConnections,
+    /// With `--replicas`.
+    pub(super) replicas: Option<Arc<Replicas>>,
     /// At node 0.
     pub(super) spares: Spares,
     /// How this node has joined.
@@ -443,6 +446,7 @@ struct Host {
     aftermath: Arc<Aftermath>,
     /// See [`RankReports`].
     reported: Arc<Reported>,
+    replicas: Option<Arc<Replicas>>,
 }
 
 impl Host {
@@ -496,6 +500,7 @@ impl Host {
             on_loss,
             aftermath: Arc::default(),
             reported: Arc::default(),
+            replicas: parts.replicas,
         })
     }
 
@@ -528,6 +533,8 @@ impl Host {
         if let Some(gate) = self.gate.take() {
             gate.close(GateEnd::Unknown("the job has ended".to_owned()));
         }
+        // A node that is lost answers no more.
+        self.replicas.iter().for_each(|replicas| replicas.close());
         self.links.into_values().for_each(Link::finish);
         self.spares.finish();
     }
@@ -1147,7 +1154,8 @@ mod tests {
             every: 1,
             ports: BTreeSet::new(),
             addresses: BTreeSet::new(),
-            launchers: LauncherConnections { port: 1, coordinator: None },
+            launchers: LauncherConnections { port: 1, coordinator: None, replicas: None },
+            replicas: None,
             spares: Spares::default(),
             own: Join::of_machine("job", rank, 2, None),
             on_loss: OnNodeLoss::Auto,
@@ -1333,9 +1341,15 @@ mod tests {
                 drop(inbox);
             });
             let me = NodeId { rank: 1, incarnation: 1 };
-            let welcome =
-                Welcome { passed_over: None, log: String::new(), committed: Vec::new(), network: None };
-            let launchers = LauncherConnections { port: 1, coordinator: None };
+            let welcome = Welcome {
+                passed_over: None,
+                log: String::new(),
+                committed: Vec::new(),
+                network: None,
+                number: 0,
+                holders: Vec::new(),
+            };
+            let launchers = LauncherConnections { port: 1, coordinator: None, replicas: None };
             let cluster = Cluster {
                 me,
                 nodes: 2,

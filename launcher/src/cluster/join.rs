@@ -9,6 +9,7 @@ use super::links::{self, Joining, Link};
 use super::messages::{End, HeldPart, Join, Message, Welcome};
 use super::options::{Coordinator, OnNodeLoss};
 use super::rejoin::Rejoin;
+use super::replicas::{self, Replicas};
 use super::sockets::LauncherConnections;
 use super::spares::{self, Spares};
 use super::stored_log::StoredLog;
@@ -70,6 +71,8 @@ pub struct Member {
     pub is_watched: bool,
     /// Every so many snapshots, one goes to the store, and the others only to memory (`--persist-every`).
     pub every: u64,
+    /// With `--replicas`.
+    pub replicas: Option<Arc<Replicas>>,
     /// Its number as a spare.
     pub spare: u32,
     /// Whether this launcher was there before another one was lost.
@@ -135,8 +138,26 @@ impl Member {
             is_named: self.is_named,
             is_watched: self.is_watched,
             has_memory: self.every > 1,
+            has_replicas: self.replicas.is_some(),
+            holding: self.replicas.as_ref().map(|replicas| replicas.holding()),
             ..Join::of_machine(name_of(&self.job), self.rank, self.settings.nodes, self.network_range)
         }
+    }
+}
+
+impl Member {
+    /// All nodes have joined. Connects with the replicas, and says which connections launchers have.
+    fn launchers(&self, welcome: &Welcome, coordinator: Option<IpAddr>) -> LauncherConnections {
+        let replicas = self.replicas.as_ref().map(|replicas| {
+            replicas.connect(welcome, (self.rank, self.settings.nodes), coordinator);
+            replicas.addresses()
+        });
+        LauncherConnections { port: self.coordinator.port, coordinator, replicas }
+    }
+
+    /// Local ports of connections in the parts of this node, and in their replicas.
+    fn ports(&self, welcome: &Welcome) -> BTreeSet<u16> {
+        &self.ports | &Replicas::ports(welcome, self.rank)
     }
 }
 
@@ -158,6 +179,8 @@ impl Join {
             is_named: false,
             is_watched: false,
             has_memory: false,
+            has_replicas: false,
+            holding: None,
             rank,
             nodes,
             incarnation: incarnation(),
@@ -243,6 +266,7 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
         addresses.extend(JobNetwork::addresses(plan, member.settings.nodes));
     }
     let local = joined.values().next().map(|one| one.machines.1);
+    let launchers = member.launchers(&welcome, None);
     let links: BTreeMap<_, _> = joined.into_iter().map(|(rank, one)| (rank, one.link)).collect();
     links.values().for_each(|link| link.send(Message::Welcome(welcome.clone())));
     tell_passed_over(&welcome, journal);
@@ -256,9 +280,10 @@ fn gather(member: Member, waits: Waits<'_>) -> Result<Cluster> {
         usable,
         grace: member.grace,
         every: member.every,
-        ports: member.ports,
+        ports: member.ports(&welcome),
         addresses,
-        launchers: LauncherConnections { port: member.coordinator.port, coordinator: None },
+        launchers,
+        replicas: member.replicas.clone(),
         spares,
         own: own.clone(),
         on_loss: member.on_loss,
@@ -278,6 +303,7 @@ fn give_way(member: &Member) -> Result<Arc<AtomicBool>> {
             rejoins: member.has_begun,
             is_watched: member.is_watched,
             has_memory: member.every > 1,
+            has_replicas: member.replicas.is_some(),
             ..Join::of_machine(job, member.spare, member.settings.nodes, member.network_range)
         };
         spares::give_way(at.clone(), member.key.clone(), join, Arc::clone(&has_joined))
@@ -461,11 +487,16 @@ fn welcome(
     joined: &BTreeMap<u32, Joined>,
 ) -> Result<Chosen> {
     let all: Vec<_> = std::iter::once(own).chain(joined.values().map(|one| &one.join)).collect();
+    let all = replicas::with_held(&all);
+    let all: Vec<_> = all.iter().collect();
     let mut chosen = match wanted {
         Some(Wanted { part: Err(why), .. }) => bail!(bad_input(anyhow!("{why}"))),
         Some(Wanted { text, part: Ok(part) }) => only(log, &all, (text, part))?,
         None => to_resume(log, &all, member.has_to_resume)?,
     };
+    chosen.welcome.number = own.incarnation;
+    let addresses = joined.iter().map(|(rank, one)| (*rank, one.machines.0)).collect();
+    chosen.welcome.holders = replicas::places(&all, &addresses);
     if let Some(range) = member.network_range {
         let machines = joined.values().map(|one| (&one.join, one.machines.0));
         // The address of the first one is not used.
@@ -572,6 +603,9 @@ pub(super) fn mismatch(own: &Join, join: &Join) -> Option<String> {
     if join.has_memory != own.has_memory {
         return Some("--persist-every has to be given on all nodes, or on none".to_owned());
     }
+    if join.has_replicas != own.has_replicas {
+        return Some("--replicas has to be given on all nodes, or on none".to_owned());
+    }
     if join.is_watched != own.is_watched {
         let (with, without) = if own.is_watched { ("node 0", "it") } else { ("it", "node 0") };
         return Some(format!(
@@ -645,7 +679,8 @@ fn only(log: &StoredLog, all: &[&Join], (text, part): (&str, &HeldPart)) -> Resu
 fn told(log: &StoredLog, all: &[&Join], mut committed: Vec<AttemptId>) -> Welcome {
     let held: BTreeSet<_> = all.iter().flat_map(|join| join.parts.iter().map(|part| part.attempt)).collect();
     committed.retain(|attempt| held.contains(attempt));
-    Welcome { passed_over: None, log: log.name().to_owned(), committed, network: None }
+    let (log, holders) = (log.name().to_owned(), Vec::new());
+    Welcome { passed_over: None, log, committed, network: None, number: 0, holders }
 }
 
 /// The nodes that lack their part of a snapshot with these parts.
@@ -783,9 +818,10 @@ fn joined(member: &Member, join: Join, admitted: Admitted) -> Result<Cluster> {
         usable: 0,
         grace: member.grace,
         every: member.every,
-        ports: member.ports.clone(),
+        ports: member.ports(&welcome),
         addresses: BTreeSet::new(),
-        launchers: LauncherConnections { port: member.coordinator.port, coordinator: Some(coordinator) },
+        launchers: member.launchers(&welcome, Some(coordinator)),
+        replicas: member.replicas.clone(),
         spares: Spares::default(),
         own: join.clone(),
         on_loss: member.on_loss,
@@ -968,6 +1004,8 @@ mod tests {
             is_named: false,
             is_watched: false,
             has_memory: false,
+            has_replicas: false,
+            holding: None,
         }
     }
 
@@ -1109,6 +1147,7 @@ mod tests {
         let why = |join: Join| mismatch(&own, &join).unwrap();
         assert!(why(Join { nodes: 3, ..node(1, &[]) }).contains("--nodes 3 and node 0 --nodes 2"));
         assert!(why(Join { has_memory: true, ..node(1, &[]) }).contains("--persist-every"));
+        assert!(why(Join { has_replicas: true, ..node(1, &[]) }).contains("--replicas"));
         assert!(why(Join { is_watched: true, ..node(1, &[]) }).contains("it has --hang-timeout and node 0"));
         let named = |job: &str| Join { is_named: true, job: job.to_owned(), ..node(1, &[]) };
         assert!(mismatch(&named("job"), &named("other")).unwrap().contains("the same --job"));

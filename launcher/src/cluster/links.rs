@@ -104,6 +104,35 @@ pub(super) fn listen(
     let most = MOST_STRANGERS + nodes as usize;
     let listener = TcpListener::bind(addresses)?;
     let (key, inputs) = (key.clone(), inputs.clone());
+    let greet = move |stream: TcpStream, address: SocketAddr, _stranger: Stranger| match greet(stream, &key) {
+        Ok(joining) => drop(inputs.send(Input::Joining(Box::new(joining)))),
+        Err(error) => tracing::warn!("a connection from {address} is refused: {error}"),
+    };
+    accept(("node-accept", "node-greeter"), listener, most, greet)
+}
+
+/// A connection that has not proved yet that it has the key. Dropped, another one may come.
+#[derive(Debug)]
+pub(super) struct Stranger(Arc<AtomicUsize>);
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Accepts connections in a thread, the first of `threads`, and serves each in one of its own. At most so many strangers have a
+/// connection at a time.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub(super) fn accept(
+    threads: (&'static str, &'static str),
+    listener: TcpListener,
+    most: usize,
+    serve: impl Fn(TcpStream, SocketAddr, Stranger) + Send + Sync + 'static,
+) -> io::Result<()> {
+    let serve = Arc::new(serve);
     let accept = move || {
         let strangers = Arc::new(AtomicUsize::new(0));
         let mut is_full = false;
@@ -123,20 +152,12 @@ pub(super) fn listen(
                 continue;
             }
             strangers.fetch_add(1, Ordering::SeqCst);
-            let (key, inputs, known) = (key.clone(), inputs.clone(), Arc::clone(&strangers));
-            let greet = move || {
-                match greet(stream, &key) {
-                    Ok(joining) => drop(inputs.send(Input::Joining(Box::new(joining)))),
-                    Err(error) => tracing::warn!("a connection from {address} is refused: {error}"),
-                }
-                known.fetch_sub(1, Ordering::SeqCst);
-            };
-            if thread("node-greeter", greet).is_err() {
-                strangers.fetch_sub(1, Ordering::SeqCst);
-            }
+            let (stranger, serve) = (Stranger(Arc::clone(&strangers)), Arc::clone(&serve));
+            // Without a thread, it is closed.
+            drop(thread(threads.1, move || serve(stream, address, stranger)));
         }
     };
-    thread("node-accept", accept)?;
+    thread(threads.0, accept)?;
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The version of the connection and of these messages. All nodes of a job have the same one.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// The first message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +51,28 @@ pub struct Join {
     pub is_watched: bool,
     /// Whether it can keep snapshots in memory (`--persist-every`).
     pub has_memory: bool,
+    /// Whether it keeps replicas (`--replicas`).
+    pub has_replicas: bool,
+    /// Those that it holds of another node. A spare holds none.
+    pub holding: Option<Holding>,
+}
+
+/// What a node tells of the replicas that it holds (`--replicas`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holding {
+    /// The port at which it takes them.
+    pub port: u16,
+    /// Those that it holds, of the node before it.
+    pub replicas: HeldParts,
+}
+
+/// The parts of a node in the memory of another one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldParts {
+    /// Each of them.
+    pub parts: Vec<HeldPart>,
+    /// Local ports of their connections.
+    pub ports: BTreeSet<u16>,
 }
 
 /// A part in the store of a node.
@@ -77,6 +99,23 @@ pub struct Welcome {
     pub committed: Vec<AttemptId>,
     /// With `--network job`.
     pub network: Option<NetworkPlan>,
+    /// Another one at each start of the launchers.
+    pub number: u64,
+    /// With `--replicas`: where nodes hold those of others.
+    pub holders: Vec<HolderPlace>,
+}
+
+/// Where a node holds replicas, and what is held of its own part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderPlace {
+    /// The node.
+    pub rank: u32,
+    /// Its machine; `None` is that of node 0, of which each node knows the address at which it has found it.
+    pub address: Option<IpAddr>,
+    /// The port.
+    pub port: u16,
+    /// Local ports of connections in the replicas that another node holds of this one.
+    pub ports: BTreeSet<u16>,
 }
 
 /// The network of the job's own.

@@ -24,6 +24,7 @@ mod options;
 mod packet_rule;
 pub mod progress;
 mod rejoin;
+mod replicas;
 pub mod sockets;
 mod spares;
 mod stored_log;
@@ -38,6 +39,7 @@ pub use messages::{End, EndedPart, HeldPart, IdlePart, Join, RankReport, Restart
 pub use options::{Coordinator, NodeOptions, OnNodeLoss};
 pub use packet_rule::PacketRule;
 pub use rejoin::Rejoin;
+pub use replicas::Replicas;
 pub use spares::{Patience, Waiting, await_place};
 pub use stored_log::GlobalManifests;
 

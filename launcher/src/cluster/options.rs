@@ -8,8 +8,10 @@ use ipnet::Ipv4Net;
 use serde::Deserialize;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The key's name in a store.
@@ -164,6 +166,10 @@ pub struct NodeOptions {
     pub rejoins_as: Option<u32>,
     /// In a run that had begun then.
     pub has_begun: bool,
+    /// With the memory of the launcher before.
+    pub memory: Option<Arc<OwnedFd>>,
+    /// How many other nodes have each snapshot in memory.
+    pub replicas: u32,
 }
 
 /// What the launchers do that are left when one is lost, with its machine or without.

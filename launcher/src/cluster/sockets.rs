@@ -67,16 +67,24 @@ pub struct LauncherConnections {
     pub port: u16,
     /// The address of node 0; `None` at node 0.
     pub coordinator: Option<IpAddr>,
+    /// With replicas: the port at which this node takes those of another one, and where its own are held.
+    pub replicas: Option<(u16, Option<SocketAddr>)>,
 }
 
 impl LauncherConnections {
     /// Whether it is one of them.
     #[must_use]
     pub fn has(&self, socket: &TcpSocket) -> bool {
-        match self.coordinator {
-            None => socket.port == self.port,
-            Some(address) => (socket.remote.to_canonical(), socket.remote_port) == (address, self.port),
-        }
+        let remote = (socket.remote.to_canonical(), socket.remote_port);
+        let is_of_replicas = self.replicas.is_some_and(|(port, holder)| {
+            socket.port == port
+                || holder.is_some_and(|holder| remote == (holder.ip().to_canonical(), holder.port()))
+        });
+        is_of_replicas
+            || match self.coordinator {
+                None => socket.port == self.port,
+                Some(address) => remote == (address, self.port),
+            }
     }
 }
 

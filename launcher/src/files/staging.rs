@@ -11,7 +11,7 @@ use rustix::mount::{
 };
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// What a checkpoint or a resume takes beside the images, about: the buffers of the threads that store or load them, and CRIU.
@@ -32,14 +32,12 @@ fn tmpfs(huge: bool) -> rustix::io::Result<OwnedFd> {
     fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }
 
-/// An empty directory in memory that exists until this process ends. Its path is valid in this process only.
+/// An empty directory in memory, freed with its descriptor.
 ///
 /// # Errors
 /// When the kernel refuses: no CAP_SYS_ADMIN, or older than 5.2.
-pub fn own_memory() -> io::Result<PathBuf> {
-    // Never closed, so that the path never refers to another file.
-    let mount = tmpfs(false)?.into_raw_fd();
-    Ok(format!("/proc/self/fd/{mount}").into())
+pub fn own_memory() -> io::Result<OwnedFd> {
+    Ok(tmpfs(false)?)
 }
 
 /// An empty file in memory without a name, freed with its last descriptor. It has huge pages if the kernel supports them

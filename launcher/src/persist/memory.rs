@@ -1,14 +1,17 @@
 //! Snapshots in memory (`--persist-every N`): a tier of the store in memory of this process. It survives the job, but not
 //! ckpt-run or the machine. Every Nth snapshot is copied to the store while the job runs, and the newest one before
 //! ckpt-run ends.
+//!
+//! With `--replicas`, the memory survives the start of the launcher in its own place, and each snapshot is also in the memory of
+//! the launcher of another node, in the tier [`REPLICA`].
 
 use crate::files::staging;
 use crate::job::journal::{Entry, EventKind, Journal, Measured};
 use crate::persist::copier::{Copier, CopyControl, CopyParts};
 use crate::persist::upload::Uploader;
-use crate::store::tiers::{self, MEMORY};
+use crate::store::tiers::{self, MEMORY, REPLICA};
 use crate::sys::deadline::LAST_COPY_POLL_INTERVAL;
-use crate::sys::memory;
+use crate::sys::{inherited, memory};
 use anyhow::{Context, Result};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::medium::{DirMedium, IoFeatures};
@@ -16,6 +19,8 @@ use ckpt_snapshot::{
     Listed, Manifest, Marks, Retention, SaveError, SnapshotId, SnapshotWriter, Tiers, faults, size_text,
 };
 use parking_lot::Mutex;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -23,34 +28,73 @@ use std::time::Instant;
 /// Number of snapshots kept in memory: the newest, and one more in case the newest is bad.
 const KEPT: usize = 2;
 
-/// Memory for the tier.
+/// The memory that this process passes on when it starts again as the node of this rank.
+static PASSED_ON: Mutex<Option<(u32, Arc<OwnedFd>)>> = Mutex::new(None);
+
+/// Memory for snapshots.
 pub struct Memory {
-    /// Where the snapshots are.
-    pub medium: DirMedium,
+    /// A tmpfs that is mounted nowhere. It is never closed, so that its path never refers to another file.
+    mount: Arc<OwnedFd>,
     /// Memory that the images of the current checkpoint will need (bytes).
     pub staged_bytes: Arc<AtomicU64>,
 }
 
 impl Memory {
-    /// Allocates memory that is freed when this process ends.
+    /// Memory that is freed when this process ends: what the launcher has passed on that has started again as this one, or else
+    /// new one.
     ///
     /// # Errors
     /// When the kernel refuses: no CAP_SYS_ADMIN, or a kernel older than 5.2.
-    pub fn new() -> Result<Self> {
-        let place = staging::own_memory().context(
-            "cannot keep snapshots in memory on this machine (--persist-every): the kernel refuses",
-        )?;
-        let staged_bytes = Arc::<AtomicU64>::default();
-        let theirs = Arc::clone(&staged_bytes);
+    pub fn open(passed_on: Option<Arc<OwnedFd>>) -> Result<Self> {
+        let mount = match passed_on {
+            Some(mount) => mount,
+            None => Arc::new(staging::own_memory().context(
+                "cannot keep snapshots in memory on this machine (--persist-every): the kernel refuses",
+            )?),
+        };
+        // Until this process ends.
+        std::mem::forget(Arc::clone(&mount));
+        Ok(Self { mount, staged_bytes: Arc::default() })
+    }
+
+    /// Has the memory survive when this process starts again as the node of this rank.
+    pub fn survives_as(&self, rank: u32) {
+        *PASSED_ON.lock() = Some((rank, Arc::clone(&self.mount)));
+    }
+
+    /// A directory in it, which need not exist. The path is valid in this process only.
+    #[must_use]
+    pub fn directory(&self, name: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{name}", self.mount.as_raw_fd()).into()
+    }
+
+    /// Objects in a directory of it.
+    #[must_use]
+    pub fn medium(&self, name: &str) -> DirMedium {
+        let theirs = Arc::clone(&self.staged_bytes);
         let room = move || {
             let reserved = theirs.load(Ordering::Relaxed).saturating_add(memory::SPARE_BYTES);
             Ok(memory::available_bytes()?.saturating_sub(reserved))
         };
         // The files are in the page cache: direct I/O would gain nothing.
         let ways = IoFeatures { direct: false, ring: false };
-        Ok(Self { medium: DirMedium::new(place).with_io_features(ways).with_free_bytes(room), staged_bytes })
+        DirMedium::new(self.directory(name)).with_io_features(ways).with_free_bytes(room)
     }
 }
+
+/// Passes the memory on to the launcher that starts in the place of this one as the node of this rank: the number of its
+/// descriptor, if there is memory to pass on.
+#[must_use]
+pub fn pass_on(rank: u32) -> Option<RawFd> {
+    let kept = PASSED_ON.lock();
+    let (_, mount) = kept.as_ref().filter(|(of, _)| *of == rank)?;
+    inherited::pass_on(mount)
+        .inspect_err(|error| tracing::warn!("the snapshots in memory are lost: {error}"))
+        .ok()
+}
+
+/// Tells the holder of the replicas, another node, which it holds.
+pub type PublishFn = dyn Fn(&Tiers) -> Result<()> + Send + Sync;
 
 /// Takes snapshots into memory, and copies them from there to the store.
 pub struct Persister {
@@ -62,6 +106,8 @@ pub struct Persister {
     staged_bytes: Arc<AtomicU64>,
     /// A lack of memory was reported.
     is_shortage_reported: AtomicBool,
+    /// The last reason why there was no replica. The same reason is a warning once.
+    no_replica: Mutex<String>,
 }
 
 struct Shared {
@@ -72,10 +118,15 @@ struct Shared {
     uploader: Option<Arc<Uploader>>,
     /// Number of snapshots since the last one that was copied to the store; `None` if the next one has to be.
     since: Mutex<Option<u64>>,
+    /// With replicas.
+    publish: Option<Box<PublishFn>>,
+    /// Leftovers of an earlier launcher of this node were removed from the replicas.
+    is_swept: AtomicBool,
 }
 
 impl Persister {
-    /// Starts the thread, which copies every `every`th snapshot, or none. The job's store has a tier in memory.
+    /// Starts the thread, which copies every `every`th snapshot, or none. The job's store has a tier in memory; one of replicas
+    /// too, with `publish`.
     ///
     /// # Errors
     /// When the thread cannot be started.
@@ -85,12 +136,16 @@ impl Persister {
         uploader: Option<Arc<Uploader>>,
         every: Option<u64>,
         staged_bytes: Arc<AtomicU64>,
+        publish: Option<Box<PublishFn>>,
     ) -> Result<Self> {
-        parts.status.in_memory(|_| {});
-        let shared = Arc::new(Shared { parts, journal, uploader, since: Mutex::new(None) });
+        let (since, is_swept) = (Mutex::new(None), AtomicBool::new(false));
+        let shared = Arc::new(Shared { parts, journal, uploader, since, publish, is_swept });
+        // A launcher before may have left some.
+        shared.show_held();
         let its = Arc::clone(&shared);
         let copier = Copier::start("persist", move |id, control| its.copy(id, control))?;
-        Ok(Self { shared, copier, every, staged_bytes, is_shortage_reported: AtomicBool::new(false) })
+        let (is_shortage_reported, no_replica) = (AtomicBool::new(false), Mutex::default());
+        Ok(Self { shared, copier, every, staged_bytes, is_shortage_reported, no_replica })
     }
 
     /// Begins the snapshot `id` in memory; `None` if there is no space for it and for `staged_bytes` of images.
@@ -138,6 +193,19 @@ impl Persister {
         None
     }
 
+    /// Copies a snapshot in memory to the memory of another node, if the job has replicas. Without its replica, the snapshot still
+    /// helps when a process fails.
+    pub fn replicate(&self, id: &SnapshotId, cancel: &AtomicBool) {
+        let Some(Err(error)) = self.shared.replicate(id, cancel) else { return };
+        let why = format!("{error:#}");
+        let what = format!("the snapshot {id} has no replica in the memory of another node: {why}");
+        if std::mem::replace(&mut *self.no_replica.lock(), why.clone()) == why {
+            tracing::debug!("{what}");
+        } else {
+            tracing::warn!("{what}. If this machine is lost, the job resumes from an older snapshot");
+        }
+    }
+
     /// A snapshot was committed in memory.
     pub fn committed(&self, id: &SnapshotId) {
         if let Some(every) = self.every {
@@ -150,6 +218,7 @@ impl Persister {
             *since = if is_due { Some(0) } else { since.map(|since| since + 1) };
         }
         self.shared.prune_memory();
+        self.shared.prune_replicas();
     }
 
     fn home(&self) -> &'static str {
@@ -303,23 +372,56 @@ impl Shared {
         is_removed && !older.is_empty()
     }
 
-    /// Prunes memory, except the newest snapshots and the one that is being copied.
-    fn prune_memory(&self) {
-        let CopyParts { store, dir, status, .. } = &self.parts;
-        let pruned = || -> Result<()> {
-            let history = tiers::history(dir, status.last_progress_unix_ms())?;
-            for old in store.prunable(&[MEMORY], &Retention::newest(KEPT), &Marks::default(), &history)? {
-                store.remove_from(&old, MEMORY)?;
-                tracing::debug!("removed the snapshot {old} from memory");
+    /// Copies a snapshot from memory to that of another node; `None` without replicas.
+    fn replicate(&self, id: &SnapshotId, cancel: &AtomicBool) -> Option<Result<()>> {
+        let publish = self.publish.as_ref()?;
+        let store = &self.parts.store;
+        let copied = || -> Result<()> {
+            faults::hit("replicate")?;
+            let begun = Instant::now();
+            if !self.is_swept.load(Ordering::Relaxed) {
+                store.tier(REPLICA)?.store().sweep()?;
+                self.is_swept.store(true, Ordering::Relaxed);
             }
-            store.tier(MEMORY)?.store().reclaim()?;
+            store.replicate(id, MEMORY, REPLICA, cancel)?;
+            publish(store)?;
+            tracing::debug!("snapshot {id}: its replica took {:.2} s", begun.elapsed().as_secs_f64());
             Ok(())
         };
-        if let Err(error) = pruned() {
+        Some(copied())
+    }
+
+    /// Prunes memory, except the newest snapshots and the one that is being copied.
+    fn prune_memory(&self) {
+        if let Err(error) = self.prune(MEMORY) {
             tracing::warn!("cannot prune the snapshots in memory: {error:#}");
         }
+        self.show_held();
+    }
+
+    fn show_held(&self) {
         let held = self.list(&[MEMORY]).into_iter().filter_map(|one| one.manifest.ok());
-        status.in_memory(|memory| memory.snapshots = held.map(|manifest| held_of(&manifest)).collect());
+        let held = held.map(|manifest| held_of(&manifest)).collect();
+        self.parts.status.in_memory(|memory| memory.snapshots = held);
+    }
+
+    /// The same with the replicas.
+    fn prune_replicas(&self) {
+        let Some(publish) = &self.publish else { return };
+        if let Err(error) = self.prune(REPLICA).and_then(|()| publish(&self.parts.store)) {
+            tracing::debug!("cannot prune the replicas: {error:#}");
+        }
+    }
+
+    fn prune(&self, tier: &str) -> Result<()> {
+        let CopyParts { store, dir, status, .. } = &self.parts;
+        let history = tiers::history(dir, status.last_progress_unix_ms())?;
+        for old in store.prunable(&[tier], &Retention::newest(KEPT), &Marks::default(), &history)? {
+            store.remove_from(&old, tier)?;
+            tracing::debug!("removed the snapshot {old} from {tier}");
+        }
+        store.tier(tier)?.store().reclaim()?;
+        Ok(())
     }
 
     fn list(&self, names: &[&str]) -> Vec<Listed> {
@@ -406,7 +508,7 @@ mod tests {
             status: Arc::clone(&status),
         };
         Scene {
-            persister: Persister::start(parts, journal, None, Some(every), staged_bytes).unwrap(),
+            persister: Persister::start(parts, journal, None, Some(every), staged_bytes, None).unwrap(),
             store,
             status,
             room_bytes,
@@ -516,10 +618,10 @@ mod tests {
 
     #[test]
     fn a_store_works_in_memory() {
-        let Ok(memory) = Memory::new() else {
+        let Ok(memory) = Memory::open(None) else {
             return eprintln!("skipped: only root can have such memory");
         };
-        let store = packed(memory.medium);
+        let store = packed(memory.medium("own"));
         let manifest = manifest(1);
         let content: Vec<u8> =
             (0..9 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();

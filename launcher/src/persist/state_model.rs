@@ -411,7 +411,7 @@ impl World {
         let (options, dir) = (self.options(machine), self.job(machine));
         let memory = self.machine(machine).join("memory");
         let memory = (settings.persist_every > 1).then(|| DirMedium::new(memory));
-        let store = tiers::open_at(&options, &dir, &options.pace(), memory).unwrap();
+        let store = tiers::open_at(&options, &dir, &options.pace(), memory, None).unwrap();
         let identity = JobIdentity { key: "job".into(), cwd: "/".into(), argv: Vec::new() };
         let expected = self.expected(machine, resume);
         let (claimed, candidates) = ClaimedJob::claim(resume, &options, &dir, &store, &identity).unwrap();
@@ -436,7 +436,8 @@ impl World {
         let persister = (settings.persist_every > 1).then(|| {
             let (journal, uploader) = (Arc::new(Journal::of(&dir)), Some(Arc::clone(&uploader)));
             let staged_bytes = Arc::<AtomicU64>::default();
-            Persister::start(parts, journal, uploader, Some(settings.persist_every), staged_bytes).unwrap()
+            Persister::start(parts, journal, uploader, Some(settings.persist_every), staged_bytes, None)
+                .unwrap()
         });
         let history = expected.map_or_else(Vec::new, |id| self.model.saved[&id].clone());
         self.model.history.clone_from(&history);

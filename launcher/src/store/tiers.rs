@@ -1,5 +1,6 @@
 //! The tiers of a job's store, as the options define them. Either the packed store on disk, with snapshots of version 1
-//! behind it and the object store of `--upload`; or an object store alone. The launcher's memory comes before either.
+//! behind it and the object store of `--upload`; or an object store alone. The launcher's memory comes before either, and that of
+//! the launcher of another node, which has replicas.
 
 use crate::store::lock_scope::is_one_machine_only;
 use crate::store::marks;
@@ -21,6 +22,8 @@ use std::time::Duration;
 
 /// Snapshots in the launcher's memory (`--persist-every`).
 pub const MEMORY: &str = "memory";
+/// Copies of snapshots in memory, in the memory of another node's launcher (`--replicas`).
+pub const REPLICA: &str = "replica";
 /// The store on disk.
 pub const DISK: &str = "disk";
 /// Snapshots of an older ckpt-run, which are only read and removed.
@@ -61,10 +64,10 @@ pub fn kept(store: &Tiers) -> &'static [&'static str] {
 /// # Errors
 /// Bad input: an address that contradicts the environment.
 pub fn open(options: &StoreOptions, dir: &JobDir) -> Result<Arc<Tiers>> {
-    open_at(options, dir, &options.pace(), None)
+    open_at(options, dir, &options.pace(), None, None)
 }
 
-/// [`open`] with a shared upload rate, and with a tier in memory if there is one.
+/// [`open`] with a shared upload rate, and with a tier in memory and one of replicas, if there are any.
 ///
 /// # Errors
 /// As [`open`].
@@ -73,13 +76,18 @@ pub fn open_at(
     dir: &JobDir,
     pace: &Arc<Pace>,
     memory: Option<DirMedium>,
+    replicas: Option<Arc<dyn Medium>>,
 ) -> Result<Arc<Tiers>> {
     options.check_trust_of(dir)?;
     let mut tiers = Vec::new();
+    let limits = Limits { needs_room: true, ..Limits::default() };
     if let Some(memory) = memory {
-        let limits = Limits { needs_room: true, ..Limits::default() };
         let memory = on_medium(options, dir, Arc::new(memory), limits);
         tiers.push(Tier::new(MEMORY, Box::new(memory), true));
+    }
+    if let Some(replicas) = replicas {
+        let replicas = on_medium(options, dir, replicas, limits);
+        tiers.push(Tier::new(REPLICA, Box::new(replicas), false));
     }
     if dir.records_medium().is_some() {
         tiers.push(Tier::new(REMOTE, Box::new(packed(options, dir)), true));
@@ -306,8 +314,26 @@ pub fn history(dir: &JobDir, last_progress_unix_ms: Option<u64>) -> Result<Histo
 /// When the snapshot cannot be removed.
 pub fn remove_local(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
     kept(store).iter().rev().try_for_each(|name| store.remove_from(id, name))?;
-    let is_all = store.tiers().iter().all(|tier| tier.name() == MEMORY || kept(store).contains(&tier.name()));
+    let is_here =
+        |tier: &Tier| [MEMORY, REPLICA].contains(&tier.name()) || kept(store).contains(&tier.name());
+    let is_all = store.tiers().iter().all(is_here);
     if is_all { marks::forget(dir, [id]) } else { Ok(()) }
+}
+
+/// Removes the part of a snapshot from the launchers' memory, and from the store.
+///
+/// # Errors
+/// When it cannot be removed. Replicas that cannot be removed are no error: the node that has them may be lost.
+pub fn remove_part(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
+    for name in [REPLICA, MEMORY] {
+        let Ok(tier) = store.tier(name) else { continue };
+        let removed = store.remove_from(id, name).map_err(anyhow::Error::from);
+        match removed.and_then(|()| Ok(tier.store().reclaim().map(drop)?)) {
+            Err(error) if name == REPLICA => tracing::debug!("a replica cannot be removed: {error:#}"),
+            removed => removed?,
+        }
+    }
+    remove_local(store, dir, id)
 }
 
 /// Removes the snapshot from all tiers, and its marks.

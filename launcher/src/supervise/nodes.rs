@@ -23,23 +23,24 @@ use crate::checkpoint::running_job::RunningJob;
 use crate::cli::config::Config;
 use crate::cluster::{
     self, Cluster, ClusterKey, End, HeldPart, JobNetwork, Join, Load, Member, NODE, NodeOptions, Notice,
-    OnNodeLoss, PacketRule, Patience, Rejoin, Waiting, Wanted, sockets,
+    OnNodeLoss, PacketRule, Patience, Rejoin, Replicas, Waiting, Wanted, sockets,
 };
 use crate::job::journal::{Entry, EventKind, Measured};
 use crate::job::resume_point::{Decision, Resume, decide};
 use crate::job::status::unix_ms;
 use crate::namespace::Network;
+use crate::persist::memory::Memory;
 use crate::report::failure::{exit_code, in_one_line, log_error};
 use crate::restore::resume::Resumer;
 use crate::store::root::Root;
-use crate::store::tiers;
+use crate::store::tiers::{self, REPLICA};
 use crate::sys::deadline::{
     NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT, REJOIN_LIMIT,
     SPARE_AGAIN_PAUSE,
 };
 use crate::sys::error::{EXIT_BAD_INPUT, EXIT_OWN, EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
-use ckpt_cluster::{AttemptId, Blame, Outcome, Settings, Step};
+use ckpt_cluster::{Blame, Outcome, Settings, Step};
 use ckpt_snapshot::{JobRecord, OpenError, SnapshotId, Store, Tiers};
 use ipnet::Ipv4Net;
 use std::collections::BTreeSet;
@@ -77,6 +78,11 @@ pub(super) fn check_alone(config: &Config) -> Result<()> {
         )));
     }
     let options = &config.nodes;
+    if options.replicas > 0 {
+        bail!(bad_input(anyhow!(
+            "--replicas is for a job on several nodes (--nodes): on one machine, no other has memory for a replica"
+        )));
+    }
     let is_incomplete = options.rank.is_some() || options.coordinator.is_some();
     if is_incomplete && options.nodes.is_none() {
         bail!(bad_input(anyhow!(
@@ -105,6 +111,16 @@ fn check(config: &Config) -> Result<()> {
     if options.is_spare() && config.network != Network::Job {
         bail!(bad_input(anyhow!(
             "a node rank of {nodes} or more, with --nodes {nodes}, is a spare, which takes the place of a node that is lost: this needs --network job, since its machine has another address"
+        )));
+    }
+    if options.replicas > 0 && config.persist_every <= 1 {
+        bail!(bad_input(anyhow!(
+            "--replicas is for snapshots in memory: use it with --persist-every N, of 2 or more"
+        )));
+    }
+    if options.replicas > 0 && options.on_loss == OnNodeLoss::Exit {
+        bail!(bad_input(anyhow!(
+            "--replicas does not help with --lost-node exit: all launchers end with one that is lost, and their memory with them. Use a spare, or --lost-node wait"
         )));
     }
     let refused = [
@@ -170,6 +186,7 @@ fn await_place(config: &Config, argv: &[OsString], rank: u32) -> Result<i32> {
     let join = Join {
         is_watched: config.hang_timeout.is_some(),
         has_memory: config.persist_every > 1,
+        has_replicas: options.replicas > 0,
         ..Join::of_machine(job.as_str(), rank, nodes, network_range(config))
     };
     let waiting = Waiting { at, key: key(config)?, join, timeout: options.timeout, patience };
@@ -319,6 +336,7 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         is_named: config.job.is_some(),
         is_watched: config.hang_timeout.is_some(),
         every: config.persist_every,
+        replicas: opened.replicas.clone(),
         spare: options.spare,
         rejoins: options.rejoins_as.is_some(),
         has_begun: options.has_begun,
@@ -386,17 +404,40 @@ fn key(config: &Config) -> Result<ClusterKey> {
     })
 }
 
-/// Local ports of the connections in the parts of the store.
+/// The replicas of the job, which this launcher holds for another node and has at another one, if it keeps any.
+///
+/// # Errors
+/// When there is no key, or the kernel refuses.
+pub(super) fn replicas(config: &Config, memory: Option<&Memory>) -> Result<Option<Arc<Replicas>>> {
+    let NodeOptions { rank: Some(rank), replicas: 1.., .. } = config.nodes else { return Ok(None) };
+    let (Some(memory), Some(nodes)) = (memory, config.nodes.several()) else { return Ok(None) };
+    memory.survives_as(rank);
+    Ok(Some(Arc::new(Replicas::start(memory, &key(config)?, (rank, nodes))?)))
+}
+
+/// The parts in the store and in memory, those that another node holds included, oldest first.
+fn all_parts(store: &Tiers) -> Result<BTreeSet<SnapshotId>> {
+    let mut ids: BTreeSet<_> = tiers::list_local(store)?.into_iter().map(|listed| listed.id).collect();
+    if let Ok(tier) = store.tier(REPLICA) {
+        match tier.store().list() {
+            Ok(listed) => ids.extend(listed.into_iter().map(|listed| listed.id)),
+            Err(error) => tracing::warn!("the replicas of this node cannot be used: {error}"),
+        }
+    }
+    Ok(ids)
+}
+
+/// Local ports of the connections in the parts.
 fn ports(store: &Tiers) -> Result<BTreeSet<u16>> {
-    let ids = tiers::list_local(store)?.into_iter().map(|listed| listed.id);
+    let ids = all_parts(store)?.into_iter();
     let parts = ids.filter_map(|id| store.manifest(&id).ok()?.part);
     Ok(parts.flat_map(|part| part.ports).collect())
 }
 
 /// Says which parts count as missing, since they cannot be read.
 fn warn_of_unreadable(store: &Tiers) -> Result<()> {
-    for listed in tiers::list_local(store)? {
-        if let Err(error) = store.manifest(&listed.id) {
+    for id in all_parts(store)? {
+        if let Err(error) = store.manifest(&id) {
             tracing::warn!("{error}: it counts as missing");
         }
     }
@@ -406,19 +447,14 @@ fn warn_of_unreadable(store: &Tiers) -> Result<()> {
 /// The parts in a store, with their IDs there.
 type Held = Vec<(SnapshotId, HeldPart)>;
 
-/// The parts in the store.
+/// The parts that this node can resume.
 fn held_parts(opened: &OpenedJob) -> Result<Held> {
     let OpenedJob { dir, store, .. } = opened;
     let (mut parts, history) = (Vec::new(), tiers::history(dir, None)?);
-    for listed in tiers::list_local(store)? {
+    for id in all_parts(store)? {
         // One that is damaged counts as missing.
-        let Ok(manifest) = store.manifest(&listed.id) else { continue };
-        if let Some(part) = &manifest.part {
-            let attempt = AttemptId { epoch: part.epoch, number: part.attempt };
-            let is_abandoned = history.is_abandoned(&listed.id);
-            let (log, hash) = (part.log.clone(), manifest.content_hash());
-            parts.push((listed.id, HeldPart { log, attempt, hash, is_abandoned }));
-        }
+        let Ok(manifest) = store.manifest(&id) else { continue };
+        parts.extend(HeldPart::of(&manifest, &history).map(|part| (id, part)));
     }
     Ok(parts)
 }
@@ -477,7 +513,7 @@ fn remove_garbage(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<
     for (id, part) in cluster::newest(&held_parts(opened)?) {
         if part.log == log && !committed.contains(&part.attempt) && !is_resumed(part.attempt) {
             tracing::info!("the part {id} is removed: not all nodes have stored theirs");
-            tiers::remove_local(&opened.store, &opened.dir, id)?;
+            tiers::remove_part(&opened.store, &opened.dir, id)?;
         }
     }
     Ok(())
@@ -500,7 +536,9 @@ fn run_part(
     let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
     let _metrics = metrics.map(serve).transpose()?;
     let over = Supervisor::new(&context).supervise_part(cluster, load, candidates);
-    if let (Some(persister), false) = (&context.persister, matches!(over, Ok(0))) {
+    // What is in memory survives a launcher that starts again, if there are replicas.
+    let is_kept = opened.replicas.is_some() && cluster.rejoin().is_some();
+    if let (Some(persister), false) = (&context.persister, is_kept || matches!(over, Ok(0))) {
         persister.complete_last_copy(Instant::now(), || None);
     }
     if cluster.rejoin().is_some() {

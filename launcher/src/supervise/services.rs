@@ -12,12 +12,14 @@ use crate::job::status::SharedStatus;
 use crate::job::times;
 use crate::namespace::stdio;
 use crate::persist::copier::CopyParts;
-use crate::persist::memory::Persister;
+use crate::persist::memory::{Persister, PublishFn};
 use crate::persist::upload::Uploader;
+use crate::store::tiers;
 use crate::sys::path_text::text_path;
 use crate::sys::runtime_dir;
 use anyhow::{Context as _, Result};
 use ckpt_object_medium::StoreUrl;
+use ckpt_snapshot::Tiers;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::ffi::OsString;
 use std::io;
@@ -73,7 +75,7 @@ impl<'a> RunContext<'a> {
             let (journal, uploader) = (Arc::clone(&opened.journal), uploader.clone());
             let every = nodes.is_none().then_some(config.persist_every);
             let staged_bytes = Arc::clone(staged_bytes);
-            Persister::start(parts.clone(), journal, uploader, every, staged_bytes)
+            Persister::start(parts.clone(), journal, uploader, every, staged_bytes, publish(opened, &status))
         };
         let persister = opened.staged_bytes.as_ref().map(persist).transpose()?.map(Arc::new);
         let (events, inbox) = unbounded();
@@ -129,6 +131,14 @@ impl<'a> RunContext<'a> {
             _ => Ok(()),
         }
     }
+}
+
+/// Tells the holder of the replicas which it holds, if the job has replicas.
+fn publish(opened: &OpenedJob, status: &Arc<SharedStatus>) -> Option<Box<PublishFn>> {
+    let replicas = opened.replicas.clone()?;
+    let (dir, status) = (opened.dir.clone(), Arc::clone(status));
+    let history = move || tiers::history(&dir, status.last_progress_unix_ms());
+    Some(Box::new(move |store: &Tiers| replicas.publish(store, &history()?)))
 }
 
 /// The rules for the job's files. Files of ckpt-run itself are not the job's.

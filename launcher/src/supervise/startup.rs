@@ -7,10 +7,10 @@
 //! ```
 
 use super::events::Signals;
-use super::moved;
+use super::{moved, nodes};
 use crate::checkpoint::precopy::Precopy;
 use crate::cli::config::Config;
-use crate::cluster::{self, NODE};
+use crate::cluster::{self, NODE, Replicas};
 use crate::criu::{Criu, CriuMissing};
 use crate::job::alive;
 use crate::job::claim::ClaimedJob;
@@ -26,7 +26,7 @@ use crate::persist::memory::Memory;
 use crate::store::answer::AnswerWatch;
 use crate::store::marks;
 use crate::store::root::Root;
-use crate::store::tiers;
+use crate::store::tiers::{self, MEMORY};
 use crate::sys::error::{EXIT_OWN, bad_input};
 use crate::sys::host;
 use crate::sys::path_text::{path_text, shown};
@@ -63,6 +63,8 @@ pub(super) struct OpenedJob {
     pub(super) pace: Arc<Pace>,
     /// Memory reserved for the images of the current checkpoint (bytes), if snapshots are kept in memory.
     pub(super) staged_bytes: Option<Arc<AtomicU64>>,
+    /// Replicas of the snapshots in memory (`--replicas`).
+    pub(super) replicas: Option<Arc<Replicas>>,
     /// Shared with what may have to take it again, see [`JobDir::make_again`].
     pub(super) lock: Arc<Mutex<JobLock>>,
 }
@@ -101,10 +103,19 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
     let journal = Arc::new(Journal::of(&dir));
     earlier_init::wait_for_end(&dir, &journal);
     cluster::delete_left_interfaces();
-    let memory = (config.persist_every > 1).then(Memory::new).transpose()?;
-    let (memory, staged_bytes) = memory.map(|memory| (memory.medium, memory.staged_bytes)).unzip();
-    let store =
-        answers.during("it was being opened", || tiers::open_at(&config.store, &dir, &pace, memory))?;
+    let open_memory = || Memory::open(config.nodes.memory.clone());
+    let memory = (config.persist_every > 1).then(open_memory).transpose()?;
+    let replicas = nodes::replicas(config, memory.as_ref())?;
+    let at_holder = replicas.as_ref().map(|replicas| replicas.medium());
+    let in_memory = memory.as_ref().map(|memory| memory.medium("own"));
+    let opened = || tiers::open_at(&config.store, &dir, &pace, in_memory, at_holder);
+    let store = answers.during("it was being opened", opened)?;
+    if config.nodes.memory.is_some()
+        && let Ok(tier) = store.tier(MEMORY)
+    {
+        // Of a checkpoint that was in progress.
+        tier.store().sweep()?;
+    }
     let text = |value: &OsString| value.to_string_lossy().into_owned();
     let identity =
         JobIdentity { key: key.to_string(), cwd: path_text(&cwd), argv: argv.iter().map(text).collect() };
@@ -117,7 +128,8 @@ pub(super) fn open(config: &Config, argv: &[OsString]) -> Result<OpenedJob> {
         journal,
         answers,
         pace,
-        staged_bytes,
+        staged_bytes: memory.map(|memory| memory.staged_bytes),
+        replicas,
         lock: Arc::new(Mutex::new(lock)),
     })
 }

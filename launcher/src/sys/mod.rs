@@ -8,6 +8,7 @@ pub mod error;
 pub mod exit_status;
 pub mod gpus;
 pub mod host;
+pub mod inherited;
 pub mod letters;
 pub mod memory;
 pub mod mounts;

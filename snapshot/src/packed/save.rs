@@ -360,8 +360,8 @@ impl SnapshotWriter for Saving<'_> {
 
     fn commit(mut self: Box<Self>, mut manifest: Manifest) -> Result<Manifest, SaveError> {
         manifest.files = std::mem::take(&mut self.files);
-        manifest.stored_bytes = Some(self.common.stored_bytes.load(Ordering::Relaxed));
-        manifest.changed_bytes = Some(self.common.changed_bytes.load(Ordering::Relaxed));
+        manifest.stored_bytes.get_or_insert(self.common.stored_bytes.load(Ordering::Relaxed));
+        manifest.changed_bytes.get_or_insert(self.common.changed_bytes.load(Ordering::Relaxed));
         self.finish_packs()?;
         let name = sealed::name(&self.id);
         faults::hit("save-before-commit").map_err(self.common.failed("commit", &name))?;

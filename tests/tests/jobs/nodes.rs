@@ -9,6 +9,7 @@ mod moving;
 mod objects;
 mod precopy;
 mod ranks;
+mod replicas;
 mod ring;
 mod spares;
 

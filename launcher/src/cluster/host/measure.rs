@@ -79,6 +79,7 @@ impl Simulated {
         };
         let at = format!("127.0.0.1:{}", self.port.load(Ordering::SeqCst));
         Member {
+            replicas: None,
             on_loss: crate::cluster::options::OnNodeLoss::Exit,
             is_moved: false,
             is_named: false,

@@ -189,7 +189,7 @@ impl Job {
     /// What a spare does that takes itself for node 0 and has a state directory of its own.
     pub fn start_as_node_0(&self, machine: usize) -> Running {
         let own = &self.machines.sandboxes[machine];
-        let mut command = self.spare(machine, 0, &["__rejoin", "0", "begun"]);
+        let mut command = self.spare(machine, 0, &["__rejoin", "0", "begun", "-"]);
         command.env("XDG_STATE_HOME", own.path().join("state"));
         own.start_command("spare", command)
     }

@@ -104,11 +104,15 @@ fn a_spare_takes_the_place_of_node_0() {
 /// 0, and any of them is killed at any time.
 #[test]
 fn training_with_spares_survives_many_kills() {
+    training_with_spares(&[]);
+}
+
+pub fn training_with_spares(options: &[&str]) {
     const STEPS: usize = 1500;
     let Some(machines) = machines(4) else { return };
     let service = Service::new();
     let (mut job, _proxies) = in_objects(Job::training_at(machines, STEPS, (2, NODE_0)), &service);
-    job.options.extend(["--node-timeout", "3s"].map(str::to_owned));
+    job.options.extend(["--node-timeout", "3s"].iter().chain(options).map(|word| (*word).to_owned()));
     job.standbys = vec![1, 2, 3];
     let start = |job: &Job, machine: usize| match machine {
         0 | 1 => job.start_one(machine),

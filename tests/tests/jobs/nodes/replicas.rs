@@ -1,0 +1,127 @@
+//! Snapshots in memory of which each part is also in the memory of another node (`--replicas`): they survive the loss of a
+//! machine.
+
+use super::assert_blocks;
+use super::job::{Job, codes, machines, said};
+use super::moving::{NODE_0, of_network};
+use super::spares::training_with_spares;
+use ckpt_run_tests::Running;
+use std::fs;
+
+const BLOCKS: usize = 2000;
+
+/// Of a job of which one snapshot goes to the stores, and all later ones stay in memory.
+const REPLICAS: [&str; 6] = ["--persist-every", "1000", "--replicas", "1", "--lost-node", "wait"];
+
+fn with_replicas(mut job: Job) -> Job {
+    let others = ["-v", "--interval", "500ms", "--node-timeout", "3s"];
+    job.options.extend(others.iter().chain(&REPLICAS).map(|word| (*word).to_owned()));
+    job
+}
+
+/// The snapshots that a node has in memory, oldest first.
+fn in_memory(job: &Job, node: usize) -> Vec<String> {
+    let held = job.machines.sandboxes[node].json(["status", "--json"]);
+    let held = held[0]["in_memory"]["snapshots"].as_array().cloned().unwrap_or_default();
+    held.iter().map(|one| one["id"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// The newest snapshot in the store of a node.
+fn newest_stored(job: &Job, node: usize) -> String {
+    // What `ls` lists may be in memory.
+    let manifests = job.machines.sandboxes[node].store.join(format!("jobs/both.node{node}/manifests"));
+    let names = fs::read_dir(manifests).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter_map(|name| name.into_string().ok()).max().expect("a snapshot in the store")
+}
+
+/// Waits until two newer snapshots are in memory than those that are there now, and returns the older one of them.
+fn until_newer(job: &Job, running: &mut [Running]) -> String {
+    let last = in_memory(job, 0).pop().unwrap_or_default();
+    running[0].until("two snapshots in memory", || {
+        let now = in_memory(job, 0);
+        (now.len() == 2 && now.iter().all(|id| *id > last)).then(|| now[0].clone())
+    })
+}
+
+/// Whether the text says that the job was resumed from a snapshot that is not older than `id`.
+fn resumed_from(text: &str, id: &str) -> bool {
+    text.rsplit_once("resumed from snapshot ").is_some_and(|(_, from)| from.get(..id.len()) >= Some(id))
+}
+
+/// Machines are lost, that of node 0 too. The part of each comes from the memory of the other one.
+#[test]
+fn a_lost_machine_costs_no_snapshot_in_memory() {
+    let Some(machines) = machines(4) else { return };
+    let mut job = with_replicas(of_network(Job::stream_to(machines, BLOCKS, NODE_0), 2));
+    job.standbys = vec![2, 3];
+    let mut running = job.begun("blocks.txt");
+    for (node, spare) in [(1, 2), (0, 3)] {
+        let mut launcher = job.start_spare(spare, node);
+        let waits = || job.machines.sandboxes[spare].read("spare.err").contains("waits until a node is lost");
+        launcher.until("a spare", || waits().then_some(()));
+        let newest = until_newer(&job, &mut running);
+        let stored = newest_stored(&job, node);
+        assert!(stored < newest, "{stored} {newest}: {}", running[0].said());
+        job.machines.connect(job.places[node], false);
+        running[node].kill_everything();
+        running[node] = launcher;
+        job.places[node] = spare;
+        job.until_more(&mut running, "blocks.txt", 5);
+        job.until_answering(&mut running);
+        let said = job.machines.sandboxes[spare].read("spare.err");
+        assert!(resumed_from(&said, &newest), "not older than {newest}: {said}");
+        // The other one has what it had.
+        assert!(resumed_from(&running[1 - node].said(), &newest), "{newest}: {}", running[1 - node].said());
+    }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+/// A launcher that is killed and started again on its machine. Then without a replica: an older snapshot is resumed.
+#[test]
+fn without_its_replica_a_part_is_lost() {
+    let Some(machines) = machines(2) else { return };
+    let mut job = with_replicas(Job::stream(machines, BLOCKS));
+    let mut running = job.begun("blocks.txt");
+    for node in [1, 0] {
+        let newest = until_newer(&job, &mut running);
+        running[node].kill_everything();
+        // Its replicas cannot be stored from now on; its snapshots are taken nevertheless.
+        if node == 1 {
+            job.fault(0, Some("replicate=error"));
+        }
+        running[node] = job.start_one(node);
+        job.until_more(&mut running, "blocks.txt", 5);
+        job.until_answering(&mut running);
+        for one in &running {
+            assert!(resumed_from(&one.said(), &newest), "not older than {newest}: {}", one.said());
+        }
+    }
+    let _ = until_newer(&job, &mut running);
+    let text = running[0].said();
+    assert!(text.contains("has no replica in the memory of another node: injected"), "{text}");
+    let stored = newest_stored(&job, 0);
+    running[0].kill_everything();
+    job.fault(0, None);
+    running[0] = job.start_one(0);
+    job.until_more(&mut running, "blocks.txt", 5);
+    job.until_answering(&mut running);
+    for one in &running {
+        let text = one.said();
+        assert!(text.contains("it lacks the part of node 0"), "{text}");
+        assert!(
+            text.rsplit_once("resumed from snapshot ").unwrap().1.starts_with(&stored),
+            "{stored}: {text}"
+        );
+    }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+/// As with spares alone. Only the first snapshot of each start goes to the store.
+#[test]
+fn training_with_replicas_survives_many_kills() {
+    training_with_spares(&REPLICAS);
+}
