@@ -186,6 +186,14 @@ impl Job {
         self.machines.sandboxes[machine].start_command("spare", command)
     }
 
+    /// A spare with the node's directory, and a store of its own.
+    pub fn start_spare_with_own_store(&self, machine: usize, node: usize) -> Running {
+        let own = &self.machines.sandboxes[machine];
+        let mut command = self.spare(machine, node, &[]);
+        command.env("CKPT_STORE", &own.store);
+        own.start_command("spare", command)
+    }
+
     /// What a spare does that takes itself for node 0 and has a state directory of its own.
     pub fn start_as_node_0(&self, machine: usize) -> Running {
         let own = &self.machines.sandboxes[machine];

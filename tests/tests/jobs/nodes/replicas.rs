@@ -4,7 +4,7 @@
 use super::assert_blocks;
 use super::job::{Job, codes, machines, said};
 use super::moving::{NODE_0, of_network};
-use super::spares::training_with_spares;
+use super::spares::{training_with_spares, until_it_waits};
 use ckpt_run_tests::Running;
 use std::fs;
 
@@ -57,8 +57,7 @@ fn a_lost_machine_costs_no_snapshot_in_memory() {
     let mut running = job.begun("blocks.txt");
     for (node, spare) in [(1, 2), (0, 3)] {
         let mut launcher = job.start_spare(spare, node);
-        let waits = || job.machines.sandboxes[spare].read("spare.err").contains("waits until a node is lost");
-        launcher.until("a spare", || waits().then_some(()));
+        until_it_waits(&job, &mut launcher, spare);
         let newest = until_newer(&job, &mut running);
         let stored = newest_stored(&job, node);
         assert!(stored < newest, "{stored} {newest}: {}", running[0].said());
@@ -73,6 +72,28 @@ fn a_lost_machine_costs_no_snapshot_in_memory() {
         // The other one has what it had.
         assert!(resumed_from(&running[1 - node].said(), &newest), "{newest}: {}", running[1 - node].said());
     }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+/// Each machine has a store of its own, and so has the spare: the part of the lost one is in the memory of the other node only.
+#[test]
+fn with_replicas_a_spare_needs_no_common_store() {
+    let Some(machines) = machines(3) else { return };
+    let job = with_replicas(of_network(Job::stream_to(machines, BLOCKS, NODE_0), 2));
+    let mut running = job.begun("blocks.txt");
+    let mut spare = job.start_spare_with_own_store(2, 1);
+    until_it_waits(&job, &mut spare, 2);
+    let newest = until_newer(&job, &mut running);
+    job.machines.connect(1, false);
+    running[1].kill_everything();
+    running[1] = spare;
+    job.until_more(&mut running, "blocks.txt", 5);
+    assert!(resumed_from(&running[1].said(), &newest), "not older than {newest}: {}", running[1].said());
+    let taken = &job.machines.sandboxes[2];
+    running[1]
+        .until("a snapshot in the store of the spare", || (!taken.snapshots().is_empty()).then_some(()));
     job.full_speed();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     assert_blocks(&job, BLOCKS, &running);

@@ -40,7 +40,7 @@ fn a_spare_takes_the_place_of_a_node_that_is_lost() {
     assert_blocks(&job, BLOCKS, &running);
 }
 
-fn until_it_waits(job: &Job, spare: &mut Running, machine: usize) {
+pub fn until_it_waits(job: &Job, spare: &mut Running, machine: usize) {
     let said = || job.machines.sandboxes[machine].read("spare.err");
     spare.until("a spare", || said().contains("waits until a node is lost").then_some(()));
 }
