@@ -197,6 +197,9 @@ impl Persister {
     /// helps when a process fails.
     pub fn replicate(&self, id: &SnapshotId, cancel: &AtomicBool) {
         let Some(Err(error)) = self.shared.replicate(id, cancel) else { return };
+        if cancel.load(Ordering::Relaxed) {
+            return;
+        }
         let why = format!("{error:#}");
         let what = format!("the snapshot {id} has no replica in the memory of another node: {why}");
         if std::mem::replace(&mut *self.no_replica.lock(), why.clone()) == why {

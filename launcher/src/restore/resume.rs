@@ -36,7 +36,7 @@ use crate::restore::loading::{self, Loading, Origin, READING};
 use crate::restore::put_back::{self, PutBack, temporary_names};
 use crate::restore::{limits, queues, read_files, resets, unmounted};
 use crate::store::answer::{AnswerWatch, RECORDING};
-use crate::store::tiers::{DISK, MEMORY};
+use crate::store::tiers::{self, DISK, MEMORY, REPLICA};
 use crate::sys::deadline::{
     GPU_RELEASE_TIMEOUT, PORT_RETRY_DELAY, PORT_RETRY_TIMEOUT, RESTORE_FAILURE_WINDOW, RESTORE_STALL_TIMEOUT,
 };
@@ -306,7 +306,7 @@ impl Resumer<'_> {
                     let age = SystemTime::UNIX_EPOCH + Duration::from_millis(manifest.taken_unix_ms);
                     tracing::info!(
                         "resumed from snapshot {id}{}, taken {}, in {:.1} s",
-                        if self.is_in_memory(id) { ", which is in memory" } else { "" },
+                        self.place(id),
                         humantime::format_rfc3339_seconds(age),
                         begun.elapsed().as_secs_f64()
                     );
@@ -359,8 +359,16 @@ impl Resumer<'_> {
             .any(|name| self.store.tier(name).is_ok_and(|tier| tier.store().manifest(id).is_ok()))
     }
 
-    fn is_in_memory(&self, id: &SnapshotId) -> bool {
-        self.store.tier(MEMORY).is_ok_and(|tier| tier.store().manifest(id).is_ok())
+    /// Where the snapshot is, if it is not in the store.
+    fn place(&self, id: &SnapshotId) -> &'static str {
+        let has = |name| self.store.tier(name).is_ok_and(|tier| tier.store().manifest(id).is_ok());
+        match has(MEMORY) {
+            true => ", which is in memory",
+            false if !has(tiers::home(self.store)) && has(REPLICA) => {
+                ", which is in the memory of another node"
+            }
+            false => "",
+        }
     }
 
     fn check_machine(&self, manifest: &Manifest) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The tiers of a job's store, as the options define them. Either the packed store on disk, with snapshots of version 1
-//! behind it and the object store of `--upload`; or an object store alone. The launcher's memory comes before either, and that of
-//! the launcher of another node, which has replicas.
+//! behind it and the object store of `--upload`; or an object store alone. The launcher's memory comes before either. That of the
+//! launcher of another node, which has replicas, comes last: what is in the store need not be asked for over the network.
 
 use crate::store::lock_scope::is_one_machine_only;
 use crate::store::marks;
@@ -85,12 +85,11 @@ pub fn open_at(
         let memory = on_medium(options, dir, Arc::new(memory), limits);
         tiers.push(Tier::new(MEMORY, Box::new(memory), true));
     }
-    if let Some(replicas) = replicas {
-        let replicas = on_medium(options, dir, replicas, limits);
-        tiers.push(Tier::new(REPLICA, Box::new(replicas), false));
-    }
+    let replicas =
+        replicas.map(|medium| Tier::new(REPLICA, Box::new(on_medium(options, dir, medium, limits)), false));
     if dir.records_medium().is_some() {
         tiers.push(Tier::new(REMOTE, Box::new(packed(options, dir)), true));
+        tiers.extend(replicas);
         return Ok(Arc::new(Tiers::new(tiers)));
     }
     tiers.push(Tier::new(DISK, Box::new(packed(options, dir)), true));
@@ -106,6 +105,7 @@ pub fn open_at(
     if let Some(medium) = uploads(options, dir, Options { pace: Arc::clone(pace), ..client(options) })? {
         tiers.push(Tier::new(REMOTE, Box::new(on_medium(options, dir, medium, Limits::remote())), true));
     }
+    tiers.extend(replicas);
     Ok(Arc::new(Tiers::new(tiers)))
 }
 

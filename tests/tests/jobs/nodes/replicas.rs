@@ -90,7 +90,9 @@ fn with_replicas_a_spare_needs_no_common_store() {
     running[1].kill_everything();
     running[1] = spare;
     job.until_more(&mut running, "blocks.txt", 5);
-    assert!(resumed_from(&running[1].said(), &newest), "not older than {newest}: {}", running[1].said());
+    let text = running[1].said();
+    assert!(resumed_from(&text, &newest), "not older than {newest}: {text}");
+    assert!(text.contains("which is in the memory of another node"), "{text}");
     let taken = &job.machines.sandboxes[2];
     running[1]
         .until("a snapshot in the store of the spare", || (!taken.snapshots().is_empty()).then_some(()));
