@@ -32,6 +32,9 @@ const PROGRAM_LIMIT: &str = "35m";
 /// Two tests of all programs in a virtual machine take 25 minutes each.
 const FULL_PROGRAM_LIMIT: &str = "120m";
 
+/// How many tests of a program run at a time.
+const THREADS_VARIABLE: &str = "RUST_TEST_THREADS";
+
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -59,6 +62,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let limited = ["timeout"].into_iter().chain(process::TIMEOUT).chain([limit]);
     test.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", limited.collect::<Vec<_>>().join(" "));
     test.env("CKPT_TEST_BUNDLE", bundle::for_tests()?);
+    if !args.full && std::env::var_os(THREADS_VARIABLE).is_none() {
+        // Tests wait for jobs now and then, while one more can use the core.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        test.env(THREADS_VARIABLE, (cores + 1).to_string());
+    }
     if let Some(tools) = full {
         let packages = dist::packages()?;
         test.envs(tools)
