@@ -80,6 +80,9 @@ pub(super) struct Trials {
     /// Plain dumps until the next trial.
     wait: u32,
     next_wait: u32,
+    /// How many rounds the last attempt was to have at most, and how many have paid, if that is known.
+    most_rounds: u32,
+    rounds: Option<u32>,
     has_warned: bool,
 }
 
@@ -135,6 +138,9 @@ impl Trials {
         self.is_on = share <= if self.is_on { NO_GAIN } else { GAIN };
         if self.is_on {
             (self.wait, self.next_wait) = (0, 0);
+        } else if self.most_rounds < AUTO_ROUNDS {
+            // The job has changed.
+            self.rounds = None;
         }
     }
 
@@ -275,12 +281,19 @@ impl Attempt<'_> {
         let most = match option {
             Precopy::Rounds(rounds) => rounds,
             _ if !trials.is_due(memory_bytes, &self.parts.criu) => return Ok(None),
-            _ => AUTO_ROUNDS,
+            _ => trials.rounds.unwrap_or(AUTO_ROUNDS),
         };
         trials.begin();
+        trials.most_rounds = most;
         let mut precopied = Precopied { rounds: Vec::new() };
         let result = self.copy_rounds(id, staging, memory_bytes, most, &mut precopied);
-        let Err(reason) = result else { return Ok(Some(precopied)) };
+        let reason = match result {
+            Ok(paid) => {
+                trials.rounds = Some(paid);
+                return Ok(Some(precopied));
+            }
+            Err(reason) => reason,
+        };
         precopied.discard(staging);
         if let Some(error) = self.given_up() {
             return Err(error);
@@ -313,6 +326,7 @@ impl Attempt<'_> {
         self.part.as_ref().is_some_and(|part| part.gate.is_last())
     }
 
+    /// Returns how many rounds have paid: each has written less than half of what the one before wrote.
     fn copy_rounds(
         &self,
         id: &SnapshotId,
@@ -320,13 +334,13 @@ impl Attempt<'_> {
         memory_bytes: u64,
         most: u32,
         precopied: &mut Precopied,
-    ) -> Result<(), String> {
+    ) -> Result<u32, String> {
         let is_auto = self.parts.precopy == Precopy::Auto;
         if !staging.is_in_memory() {
             return Err("the images are staged on disk".to_owned());
         }
         let room_bytes = || staging.room_bytes(memory_bytes).map_err(|error| error.to_string());
-        let mut last_bytes = memory_bytes;
+        let (mut last_bytes, mut paid) = (memory_bytes, most);
         for number in 1..=most {
             self.look_for_aio()?;
             if !self.is_wanted() {
@@ -343,15 +357,20 @@ impl Attempt<'_> {
             if room_bytes()? == 0 {
                 return Err("the job has allocated memory meanwhile, and too little is free".to_owned());
             }
-            if is_auto && number > 1 && bytes > last_bytes / 2 {
-                return Err(NOTHING_GAINED.to_owned());
-            }
-            if is_auto && number > 1 && bytes <= FEW_BYTES {
-                break;
+            if is_auto && number > 1 {
+                if bytes > memory_bytes / 2 {
+                    return Err(NOTHING_GAINED.to_owned());
+                }
+                // Otherwise the next round would write as much again: a job may write to a part of its memory all the time.
+                let gets_less = bytes <= last_bytes / 2;
+                if bytes <= FEW_BYTES || !gets_less {
+                    paid = if gets_less { AUTO_ROUNDS } else { number - 1 };
+                    break;
+                }
             }
             last_bytes = bytes;
         }
-        self.look_for_aio()
+        self.look_for_aio().map(|()| paid)
     }
 
     /// What a device writes to a page by asynchronous I/O may leave no soft-dirty bit: the page would be taken for unchanged.
@@ -472,6 +491,21 @@ mod tests {
         assert_eq!(attempts(&mut trials, 3, 0.2), [false, true, true], "the first is to compare with");
         assert_eq!(attempts(&mut trials, 2, 0.8), [true, true], "not worth a change");
         assert_eq!(attempts(&mut trials, 3, 1.0), [true, false, false]);
+    }
+
+    /// A round that gained nothing is left out, until the job has changed.
+    #[test]
+    fn rounds_that_do_not_pay_are_left_out() {
+        let mut trials = Trials { plain_s_per_byte: Some(1.0 / LEAST_BYTES as f64), ..possible() };
+        let mut trial = |paid: u32, share| {
+            trials.most_rounds = trials.rounds.unwrap_or(AUTO_ROUNDS);
+            trials.rounds = Some(paid);
+            trials.note(true, share, LEAST_BYTES);
+            trials.rounds
+        };
+        assert_eq!(trial(2, 0.75), Some(2), "the third was too much");
+        assert_eq!(trial(2, 0.6), Some(2));
+        assert_eq!(trial(2, 1.5), None, "the job has changed");
     }
 
     /// Memory is short for a moment, or CRIU was killed.
