@@ -26,10 +26,12 @@ fn main() -> ExitCode {
     let mut script = "mkdir /run/disk && mount /dev/vda /run/disk && cd /run/disk || exit\n\
          export CKPT_BENCH_DIR=/run/disk\n"
         .to_owned();
-    for argument in arguments {
-        write!(script, "'{}' ", argument.replace('\'', r"'\''")).expect("memory");
+    let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
+    for (name, value) in env::vars().filter(|(name, _)| name.starts_with("CKPT_")) {
+        writeln!(script, "export {name}={}", quoted(&value)).expect("memory");
     }
-    script.push_str("|| exit\ncp result /run/host/result\n");
+    let command = arguments.map(|argument| quoted(&argument)).collect::<Vec<_>>().join(" ");
+    write!(script, "{command} || exit\ncp result /run/host/result\n").expect("memory");
     let call = machine.start(&script);
     let mut told = 0;
     let code = loop {

@@ -3,12 +3,14 @@ long it stood still.
 
 In the working directory: `ready` (memory is filled), `reset` (start measuring: removed when seen), `report` (write the
 longest gap between heartbeats, in seconds, to `gap`), `ping` (answer with `pong`), `change-all`, `change-dense`,
-`change-scattered` (change all memory, or one page of 20, side by side or apart; then answer with `changed`).
+`change-scattered` (change all memory, or one page of 20, side by side or apart; then answer with `changed`),
+`rewrite-dense`, `rewrite-scattered` (from now on, change a twentieth again and again; answer with `rewriting`).
 """
 
 import os
 import random
 import sys
+import threading
 import time
 
 processes = int(sys.argv[2])
@@ -34,6 +36,19 @@ def change(what):
     for at in range(begin, end, len(block)):
         length = min(len(block), end - at)
         memory[at : at + length] = random.randbytes(length)
+
+
+def rewrite(what):
+    """Changes the same twentieth of the pages again and again."""
+    while True:
+        value = random.randbytes(8)
+        if what == "scattered":
+            for at in range(0, size - PAGE, 20 * PAGE):
+                memory[at : at + 8] = value
+        else:
+            for at in range(size // 2, size // 2 + size // 20, PAGE):
+                memory[at : at + 8] = value
+        time.sleep(0.02)
 
 
 def answer(question, reply, text=""):
@@ -62,6 +77,10 @@ while True:
         longest, last = 0.0, time.monotonic()
     answer("report", "gap", repr(longest))
     answer("ping", "pong")
+    for what in ("dense", "scattered"):
+        if os.path.exists("rewrite-" + what):
+            threading.Thread(target=rewrite, args=(what,), daemon=True).start()
+            answer("rewrite-" + what, "rewriting")
     for what in ("all", "dense", "scattered"):
         if os.path.exists("change-" + what):
             change(what)

@@ -4,7 +4,9 @@
 //! the same kind of tmpfs, in turns; it is restored by ckpt-run and by CRIU alone, from the same files. How long it
 //! was paused is measured by the process itself. Also, the same memory in one process and in eight, and checkpoints after a
 //! twentieth of the memory has changed. Rounds are added until
-//! the middle half of their ratios is close together.
+//! the middle half of their ratios is close together. With `--kernel debian` in a virtual machine with a kernel that tracks
+//! changes to memory, and there also checkpoints of a process that changes a twentieth of its memory all the time, with copies
+//! before the pause and without.
 //!
 //! `gpu`: what the interposer adds to calls of the CUDA driver, and how fast device memory is captured and brought
 //! back, on any machine.
@@ -29,7 +31,7 @@ mod store;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::{process, tools, workspace};
@@ -37,6 +39,8 @@ use sandbox::Sandbox;
 
 /// How far the quartiles of rounds' ratios may be apart, of their median.
 const RANGE_MAX: f64 = 0.15;
+/// What a virtual machine measures by default, GB.
+const MACHINE_GB: f64 = 1.0;
 
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
@@ -98,12 +102,31 @@ struct HostArgs {
     /// Resident size of the process of which a twentieth is changed, GB; 0: leave that out
     #[arg(long, default_value_t = 2.0)]
     changed: f64,
+    /// Resident size of the process that changes a twentieth all the time, where the kernel tracks changes, GB; 0: leave that out
+    #[arg(long, default_value_t = 0.0)]
+    changing: f64,
     /// Leave the sizes out: idle overhead only
     #[arg(long)]
     idle_only: bool,
+    /// Leave the idle overhead out
+    #[arg(long)]
+    no_idle: bool,
+    /// Measure in a virtual machine with this kernel. Only ratios count: its CPUs are emulated
+    #[arg(long, value_enum)]
+    kernel: Option<Kernel>,
+    /// Measure this ckpt-run, instead of building it
+    #[arg(long, value_name = "PATH")]
+    ckpt_run: Option<PathBuf>,
     /// Also write the JSON to this file
     #[arg(long)]
     json: Option<PathBuf>,
+}
+
+/// A kernel of a virtual machine.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Kernel {
+    /// Debian's
+    Debian,
 }
 
 /// The median of the rounds' ratios.
@@ -170,6 +193,29 @@ struct ChangedRound {
     scattered: (f64, f64),
 }
 
+/// A process that changes a twentieth of its pages all the time, side by side or apart: its pauses with `--precopy 1` beside
+/// that with `--precopy off`. Seconds, medians over the rounds.
+#[derive(Serialize)]
+struct Changing {
+    resident_gb: f64,
+    stall_plain_s: f64,
+    /// The longest pause, of that of a plain dump.
+    longest_changing5_dense_ratio: Ratio,
+    longest_changing5_scattered_ratio: Ratio,
+    /// All pauses of a checkpoint together.
+    stall_changing5_dense_ratio: Ratio,
+    stall_changing5_scattered_ratio: Ratio,
+    rounds: Vec<ChangingRound>,
+}
+
+/// Each is (longest pause, all pauses together) of the second checkpoint of a job, seconds.
+#[derive(Serialize)]
+struct ChangingRound {
+    plain: (f64, f64),
+    dense: (f64, f64),
+    scattered: (f64, f64),
+}
+
 /// What one round measured.
 #[derive(Serialize)]
 struct Round {
@@ -187,8 +233,10 @@ struct Report {
     processes: Option<Processes>,
     #[serde(skip_serializing_if = "Option::is_none")]
     changed: Option<Changed>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changing: Option<Changing>,
     #[serde(flatten)]
-    idle: idle::Idle,
+    idle: Option<idle::Idle>,
     criu: String,
     kernel: String,
     cpus: usize,
@@ -212,7 +260,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 fn host(args: &HostArgs) -> Result<ExitCode> {
     let criu = tools::criu()?;
-    let ckpt_run = release()?;
+    let ckpt_run = args.ckpt_run.clone().map_or_else(release, Ok)?;
+    if args.kernel.is_some() {
+        return in_machine(&criu, &ckpt_run, args);
+    }
     let mut sizes = Vec::new();
     for &resident_gb in args.sizes.iter().filter(|_| !args.idle_only) {
         sizes.push(measure(&criu, &ckpt_run, resident_gb, args)?);
@@ -223,16 +274,41 @@ fn host(args: &HostArgs) -> Result<ExitCode> {
     let changed = (!args.idle_only && args.changed > 0.0)
         .then(|| measure_changed(&criu, &ckpt_run, args))
         .transpose()?;
-    eprintln!("bench: idle overhead");
+    let changing = (args.changing > 0.0).then(|| measure_changing(&criu, &ckpt_run, args)).transpose()?;
+    let idle = || {
+        eprintln!("bench: idle overhead");
+        idle::measure(&criu, &ckpt_run)
+    };
+    let idle = (!args.no_idle).then(idle).transpose()?;
     let report = Report {
         sizes,
         processes,
         changed,
-        idle: idle::measure(&criu, &ckpt_run)?,
+        changing,
+        idle,
         criu: process::capture(Command::new(&criu).arg("--version"))?.trim().to_owned(),
         kernel: process::capture(Command::new("uname").arg("-r"))?.trim().to_owned(),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
     };
+    tell(&report, args.json.as_deref())
+}
+
+/// Measures the process that changes memory all the time in a virtual machine.
+fn in_machine(criu: &Path, ckpt_run: &Path, args: &HostArgs) -> Result<ExitCode> {
+    let gb = if args.changing > 0.0 { args.changing } else { MACHINE_GB };
+    // The process, its copies, and what else the machine needs.
+    let mib = (bytes(gb) >> 20) * 4 + 2048;
+    let result = tempfile::NamedTempFile::new()?;
+    let mut command = workspace::cargo();
+    command.args(["run", "--quiet", "-p", "ckpt-run-tests", "--bin", "in-machine", "--"]);
+    command.arg(mib.to_string()).arg(result.path()).arg(std::env::current_exe()?);
+    command.args(["bench", "host", "--idle-only", "--no-idle", "--changing", &gb.to_string()]);
+    command.args(["--rounds", &args.rounds.to_string(), "--most-rounds", &args.most_rounds.to_string()]);
+    command.arg("--ckpt-run").arg(ckpt_run).args(["--json", "result"]);
+    command.env(tools::machine::VARIABLE, tools::machine::set_up()?).env("CKPT_CRIU", criu);
+    let status = command.status().context("starting the virtual machine")?;
+    ensure!(status.success(), "the benchmark in the virtual machine has failed");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(result.path())?)?;
     tell(&report, args.json.as_deref())
 }
 
@@ -351,6 +427,44 @@ fn measure_changed(criu: &Path, ckpt_run: &Path, args: &HostArgs) -> Result<Chan
         stall_changed5_scattered_ratio: scattered,
         durable_all_s: median(of(|round| round.all.1)),
         durable_changed5_ratio: durable,
+        rounds: measured,
+    })
+}
+
+fn measure_changing(criu: &Path, ckpt_run: &Path, args: &HostArgs) -> Result<Changing> {
+    let pauses = |precopy, what: &str| -> Result<(f64, f64)> {
+        let sandbox = Sandbox::new(criu, ckpt_run, bytes(args.changing), 1)?.with_precopy(precopy);
+        let mut job = sandbox.start()?;
+        job.rewrite(what)?;
+        job.pauses()?;
+        let pauses = job.pauses()?;
+        job.kill()?;
+        eprintln!("bench: --precopy {precopy}, {what}: {:.2} s, {:.2} s together", pauses.0, pauses.1);
+        Ok(pauses)
+    };
+    let ratios: [fn(&ChangingRound) -> f64; 4] = [
+        |round| round.dense.0 / round.plain.0,
+        |round| round.scattered.0 / round.plain.0,
+        |round| round.dense.1 / round.plain.1,
+        |round| round.scattered.1 / round.plain.1,
+    ];
+    let what = format!("{} GB, of which a twentieth is changed all the time", args.changing);
+    let measured = rounds(args, &what, &ratios, |_| {
+        Ok(ChangingRound {
+            plain: pauses("off", "scattered")?,
+            dense: pauses("1", "dense")?,
+            scattered: pauses("1", "scattered")?,
+        })
+    })?;
+    let of = |pick: fn(&ChangingRound) -> f64| measured.iter().map(pick).collect::<Vec<_>>();
+    let [longest_dense, longest_scattered, dense, scattered] = ratios.map(|ratio| Ratio::of(of(ratio)));
+    Ok(Changing {
+        resident_gb: args.changing,
+        stall_plain_s: median(of(|round| round.plain.1)),
+        longest_changing5_dense_ratio: longest_dense,
+        longest_changing5_scattered_ratio: longest_scattered,
+        stall_changing5_dense_ratio: dense,
+        stall_changing5_scattered_ratio: scattered,
         rounds: measured,
     })
 }

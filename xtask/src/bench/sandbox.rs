@@ -25,7 +25,14 @@ pub struct Sandbox<'a> {
     ckpt_run: &'a Path,
     bytes: u64,
     processes: u32,
+    /// `--precopy`.
+    precopy: &'static str,
     dir: tempfile::TempDir,
+}
+
+/// Where benchmarks have their files: on the disk of the build directory, or that of a virtual machine.
+fn place() -> Result<PathBuf> {
+    std::env::var_os("CKPT_BENCH_DIR").map_or_else(workspace::target_dir, |dir| Ok(dir.into()))
 }
 
 /// Writes so much memory and frees it: a virtual machine gives back what it has not used for a while, and fetching it again is
@@ -46,12 +53,11 @@ fn fetch_memory(bytes: u64) -> Result<()> {
 }
 
 impl<'a> Sandbox<'a> {
-    /// Makes them, on the disk of the build directory.
+    /// Makes them.
     pub fn new(criu: &'a Path, ckpt_run: &'a Path, bytes: u64, processes: u32) -> Result<Self> {
-        let parent = workspace::target_dir()?;
-        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(parent)?;
+        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(place()?)?;
         fs::write(dir.path().join("ballast.py"), BALLAST)?;
-        let sandbox = Self { criu, ckpt_run, bytes, processes, dir };
+        let sandbox = Self { criu, ckpt_run, bytes, processes, precopy: "auto", dir };
         let images = sandbox.images();
         fs::create_dir(&images)?;
         let huge = if bytes >= HUGE_FROM_BYTES { "huge=always" } else { "huge=never" };
@@ -60,6 +66,12 @@ impl<'a> Sandbox<'a> {
             mount.args(["-t", "tmpfs", "-o", &format!("size=100%,{huge}"), "tmpfs"]).arg(&images),
         )?;
         Ok(sandbox)
+    }
+
+    /// With this `--precopy`.
+    pub fn with_precopy(mut self, precopy: &'static str) -> Self {
+        self.precopy = precopy;
+        self
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -75,6 +87,7 @@ impl<'a> Sandbox<'a> {
         let mut command = Command::new(self.ckpt_run);
         command.args(arguments).current_dir(self.dir.path()).stdin(Stdio::null());
         command.env("CKPT_CRIU", self.criu).env("CKPT_INTERVAL", "off").env("CKPT_QUIET", "1");
+        command.env("CKPT_PRECOPY", self.precopy);
         // The process answers by files, which a resume must not put back.
         command.env("CKPT_FILES_EXCLUDE", "*");
         command
@@ -179,17 +192,32 @@ pub struct Job<'b, 'a> {
 impl Job<'_, '_> {
     /// (longest gap between heartbeats, time until durable), seconds.
     pub fn checkpoint(&mut self) -> Result<(f64, f64)> {
+        let (stall_s, saved) = self.saved()?;
+        Ok((stall_s, saved["durable_s"].as_f64().context("no durable_s")?))
+    }
+
+    /// (longest gap between heartbeats, all pauses together as ckpt-run tells), seconds.
+    pub fn pauses(&mut self) -> Result<(f64, f64)> {
+        let (stall_s, saved) = self.saved()?;
+        Ok((stall_s, saved["stall_s"].as_f64().context("no stall_s")?))
+    }
+
+    fn saved(&mut self) -> Result<(f64, serde_json::Value)> {
         self.sandbox.fetch_memory()?;
         self.sandbox.ask("reset", "reset-done")?;
         let text = process::capture(&mut self.sandbox.ckpt_run(&["checkpoint", "--json"]))?;
         let stall_s = self.sandbox.ask("report", "gap")?.parse()?;
-        let saved: serde_json::Value = serde_json::from_str(&text)?;
-        Ok((stall_s, saved["durable_s"].as_f64().context("no durable_s")?))
+        Ok((stall_s, serde_json::from_str(&text)?))
     }
 
     /// Changes all of the memory, or a twentieth: `all`, `dense`, `scattered`.
     pub fn change(&self, what: &str) -> Result<()> {
         self.sandbox.ask(&format!("change-{what}"), "changed").map(drop)
+    }
+
+    /// From now on, a twentieth is changed again and again: `dense`, `scattered`.
+    pub fn rewrite(&self, what: &str) -> Result<()> {
+        self.sandbox.ask(&format!("rewrite-{what}"), "rewriting").map(drop)
     }
 
     /// Longest gap between heartbeats while CRIU alone dumps the same process into a tmpfs.

@@ -36,7 +36,7 @@ mod arm64;
 mod criu;
 mod criu_source;
 mod libcuda;
-mod machine;
+pub mod machine;
 mod os;
 mod prefix;
 pub mod python;
