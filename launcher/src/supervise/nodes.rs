@@ -118,9 +118,15 @@ fn check(config: &Config) -> Result<()> {
             "--replicas is for snapshots in memory: use it with --persist-every N, of 2 or more"
         )));
     }
-    if options.replicas > 0 && options.on_loss == OnNodeLoss::Exit {
+    let ends_with_a_lost_one = match options.on_loss {
+        OnNodeLoss::Exit => true,
+        // There can be no spare.
+        OnNodeLoss::Auto => config.network != Network::Job,
+        OnNodeLoss::Wait => false,
+    };
+    if options.replicas > 0 && ends_with_a_lost_one {
         bail!(bad_input(anyhow!(
-            "--replicas does not help with --lost-node exit: all launchers end with one that is lost, and their memory with them. Use a spare, or --lost-node wait"
+            "--replicas does not help here: all launchers end with one that is lost, and their memory with them. Use --network job and a spare, or --lost-node wait"
         )));
     }
     let refused = [

@@ -389,12 +389,20 @@ fn what_does_not_work_on_several_nodes_is_refused() {
     for options in [&["--network", "private"][..], &["--upload", "s3://bucket/x"]] {
         refused(&[&off[..], options].concat(), options[0]);
     }
+    refused(&["--replicas", "1"], "use it with --persist-every N");
+    refused(&["--replicas", "2"], "0 or 1");
+    let memory = ["--replicas", "1", "--persist-every", "2"];
+    refused(&memory, "all launchers end with one that is lost");
+    refused(&[&memory[..], &["--network", "job", "--lost-node", "exit"]].concat(), "or --lost-node wait");
     let output = sandbox.call(["--nodes", "2", "--", "true"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && said.contains("--node-rank, --coordinator"), "{said}");
     let output = sandbox.call(["--network", "job", "--interpose", "off", "--", "true"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && said.contains("--network private"), "{said}");
+    let output = sandbox.call(["--replicas", "1", "--", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("for a job on several nodes"), "{said}");
     for alone in [&["--node-rank", "1"][..], &["--coordinator", "127.0.0.1:7070"]] {
         let output = sandbox.call(alone.iter().chain(&["--", "true"]));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -126,6 +126,14 @@ impl Client {
         })
     }
 
+    /// Names with numbers; none without a holder.
+    fn objects(&self, request: &Request) -> io::Result<Vec<(String, u64)>> {
+        match or_none(self.ask(request), Answer::Objects { objects: Vec::new() })? {
+            Answer::Objects { objects } => Ok(objects),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// The checked answer to what `talk` says. The connection is kept if it is in order.
     fn with_channel(&self, talk: impl FnOnce(&mut Channel) -> io::Result<Answer>) -> io::Result<Answer> {
         let mut channel = self.channel()?.ok_or_else(no_holder)?;
@@ -200,26 +208,13 @@ impl Medium for HolderMedium {
     }
 
     fn list(&self, dir: &RelPath) -> io::Result<Vec<(String, u64)>> {
-        match or_none(
-            self.0.ask(&Request::List { dir: dir.to_string() }),
-            Answer::Objects { objects: Vec::new() },
-        )? {
-            Answer::Objects { objects } => Ok(objects),
-            _ => Err(unexpected()),
-        }
+        self.0.objects(&Request::List { dir: dir.to_string() })
     }
 
     fn list_times(&self, dir: &RelPath) -> io::Result<Vec<(String, SystemTime)>> {
-        match or_none(
-            self.0.ask(&Request::ListTimes { dir: dir.to_string() }),
-            Answer::Objects { objects: Vec::new() },
-        )? {
-            Answer::Objects { objects } => {
-                let at = |ms| UNIX_EPOCH + Duration::from_millis(ms);
-                Ok(objects.into_iter().map(|(name, ms)| (name, at(ms))).collect())
-            }
-            _ => Err(unexpected()),
-        }
+        let objects = self.0.objects(&Request::ListTimes { dir: dir.to_string() })?;
+        let at = |ms| UNIX_EPOCH + Duration::from_millis(ms);
+        Ok(objects.into_iter().map(|(name, ms)| (name, at(ms))).collect())
     }
 
     fn remove(&self, name: &RelPath) -> io::Result<()> {
