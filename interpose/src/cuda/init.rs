@@ -8,6 +8,7 @@ use super::driver::{self, DriverError};
 use super::handler::handlers;
 use super::{activation, address_space, faults, real};
 use crate::cuda::result::SUCCESS;
+use crate::fork;
 
 /// A process has a GPU's device files open, and the driver cannot take them away.
 #[derive(Debug, Error)]
@@ -31,12 +32,16 @@ pub(super) fn start_driver() -> Result<(), NotStarted> {
         return Err(NotStarted::NotLoaded);
     }
     address_space::prepare();
-    activation::while_starting(|| {
-        // SAFETY: the call takes a number.
-        driver::check("cuInit", unsafe { driver::cuInit(0) })?;
-        faults::hit("init-returned");
-        activation::driver_started_for_nvml();
-        Ok(())
+    // A child that is forked meanwhile would have half a driver, with locks of a thread that it does not have. The program
+    // does not know that its driver starts now, so its forks wait.
+    fork::while_none(|| {
+        activation::while_starting(|| {
+            // SAFETY: the call takes a number.
+            driver::check("cuInit", unsafe { driver::cuInit(0) })?;
+            faults::hit("init-returned");
+            activation::driver_started_for_nvml();
+            Ok(())
+        })
     })
 }
 

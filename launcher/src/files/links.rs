@@ -217,7 +217,11 @@ fn find_one(path: &str, root: &Path) -> Result<LinkedFile, String> {
     for entry in fs::read_dir(inside(root, dir)).map_err(cannot)? {
         let entry = entry.map_err(cannot)?;
         let name = entry.file_name();
-        let meta = entry.metadata().map_err(cannot)?;
+        let meta = match entry.metadata() {
+            // Other programs remove their files meanwhile, in /dev/shm for instance.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            meta => meta.map_err(cannot)?,
+        };
         if (meta.dev(), meta.ino()) == (wanted.dev(), wanted.ino()) && !is_criu_link(&name.to_string_lossy())
         {
             let target = path_text(dir.join(name));
