@@ -209,6 +209,9 @@ pub struct InMemory {
     pub snapshots: Vec<Held>,
     /// The newest snapshot that this launcher has copied to the store.
     pub newest_in_store: Option<String>,
+    /// With `--replicas`: the newest snapshot that is in the memory of another node, too.
+    #[serde(default)]
+    pub newest_replica: Option<String>,
     /// Why the last copy to the store failed, unless one has succeeded since.
     pub last_failure: Option<String>,
 }

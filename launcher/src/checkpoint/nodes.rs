@@ -25,6 +25,7 @@ use ckpt_cut::FromLauncher;
 use ckpt_snapshot::{Manifest, NodePart, PartNetwork, SnapshotId, Store, faults};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
 /// Which part of the job this launcher has.
@@ -174,7 +175,13 @@ impl Attempt<'_> {
         let Some(PartAttempt { gate, .. }) = &self.part else { return Ok(()) };
         // A snapshot in memory that counts survives the loss of any machine.
         if let Some(persister) = self.parts.persister.as_ref().filter(|_| in_memory) {
-            persister.replicate(&manifest.id, gate.is_over());
+            let is_over = Arc::new(AtomicBool::new(false));
+            let (cancel, its) = (Arc::clone(&is_over), Arc::clone(persister));
+            let interrupt = move || {
+                cancel.store(true, Ordering::Relaxed);
+                its.interrupt_replica();
+            };
+            gate.interruptible(Box::new(interrupt), || persister.replicate(&manifest.id, &is_over));
         }
         // As a resume reads it.
         let hash = self.parts.store.manifest(&manifest.id)?.content_hash();
@@ -199,6 +206,7 @@ impl Attempt<'_> {
     }
 
     fn remove_part(&self, id: &SnapshotId) {
+        self.parts.persister.iter().for_each(|persister| persister.is_worthless(id));
         if let Err(error) = tiers::remove_part(&self.parts.store, &self.parts.dir, id) {
             tracing::warn!("the part {id}, which has no global manifest, cannot be removed: {error:#}");
         }

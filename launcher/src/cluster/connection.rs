@@ -16,7 +16,8 @@
 
 use super::messages::{Message, VERSION};
 use crate::sys::deadline::NODE_SILENCE_TIMEOUT;
-use rustix::net::sockopt;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv, sockopt};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Weak};
@@ -286,6 +287,13 @@ impl Receiver {
             }
             result => Ok(result.map(|_| true)?),
         }
+    }
+
+    /// Whether the connection is open and nothing has come that was not received.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        let peeked = recv(&*self.stream, &mut [0_u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        matches!(peeked, Err(Errno::AGAIN | Errno::INTR))
     }
 
     /// Sets how long [`Self::receive`] waits; `None` is for ever.

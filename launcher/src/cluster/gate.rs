@@ -45,7 +45,6 @@ pub struct Gate {
     host: Sender<Input>,
     is_to_stop: Arc<AtomicBool>,
     is_durable: bool,
-    is_over: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -69,6 +68,7 @@ struct State {
     take_cut: Option<Arc<dyn Fn(ToLauncher) + Send + Sync>>,
     /// Whether addresses are those of nodes.
     located: BTreeMap<IpAddr, bool>,
+    interrupt: Option<Box<dyn FnOnce() + Send>>,
     end: Option<GateEnd>,
 }
 
@@ -82,8 +82,7 @@ impl Gate {
     ) -> Self {
         let state = State { ordered: vec![first], ..State::default() };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let is_over = AtomicBool::new(false);
-        Self { attempt, host, is_to_stop, is_durable: true, is_over, state, changed }
+        Self { attempt, host, is_to_stop, is_durable: true, state, changed }
     }
 
     pub(super) fn with_durability(self, is_durable: bool) -> Self {
@@ -122,16 +121,25 @@ impl Gate {
     pub(super) fn close(&self, end: GateEnd) -> Option<Step> {
         let mut state = self.state.lock();
         state.end.get_or_insert(end);
-        self.is_over.store(true, Ordering::Relaxed);
         state.rule = None;
         self.changed.notify_all();
-        state.ordered.last().copied()
+        let (last, interrupt) = (state.ordered.last().copied(), state.interrupt.take());
+        drop(state);
+        interrupt.into_iter().for_each(|interrupt| interrupt());
+        last
     }
 
-    /// Set when the attempt is over.
-    #[must_use]
-    pub fn is_over(&self) -> &AtomicBool {
-        &self.is_over
+    /// Performs what the attempt can do without, unless the attempt is over. `interrupt` is called when it is over meanwhile.
+    pub fn interruptible(&self, interrupt: Box<dyn FnOnce() + Send>, perform: impl FnOnce()) {
+        {
+            let mut state = self.state.lock();
+            if state.end.is_some() {
+                return;
+            }
+            state.interrupt = Some(interrupt);
+        }
+        perform();
+        self.state.lock().interrupt = None;
     }
 
     /// Whether a step is done.
@@ -306,5 +314,44 @@ fn remove(rule: PacketRule) {
         Ok(()) => drop(rule),
         // As if the kernel had not removed it.
         Err(_) => std::mem::forget(rule),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_attempt_can_do_without_ends_with_it() {
+        let attempt = AttemptId { epoch: 1, number: 1 };
+        let gate = || {
+            let (host, _) = crossbeam_channel::unbounded();
+            Gate::new(attempt, Step::Prepare, host, Arc::default())
+        };
+        let calls = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let interrupt = || -> Box<dyn FnOnce() + Send> {
+            let calls = Arc::clone(&calls);
+            Box::new(move || {
+                calls.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let called = || calls.load(Ordering::Relaxed);
+        let committed = GateEnd::Committed { idle_ms: None };
+
+        let one = gate();
+        let mut is_performed = false;
+        one.interruptible(interrupt(), || is_performed = true);
+        assert!(is_performed);
+        one.close(committed.clone());
+        assert_eq!(called(), 0, "it was over before");
+
+        let one = gate();
+        one.interruptible(interrupt(), || {
+            one.close(GateEnd::Aborted("the job is to end".to_owned()));
+            assert_eq!(called(), 1);
+        });
+        one.interruptible(interrupt(), || panic!("the attempt is over"));
+        one.close(committed);
+        assert_eq!(called(), 1);
     }
 }

@@ -1154,7 +1154,7 @@ mod tests {
             every: 1,
             ports: BTreeSet::new(),
             addresses: BTreeSet::new(),
-            launchers: LauncherConnections { port: 1, coordinator: None, replicas: None },
+            launchers: LauncherConnections { port: 1, coordinator: None, has_replicas: false },
             replicas: None,
             spares: Spares::default(),
             own: Join::of_machine("job", rank, 2, None),
@@ -1349,7 +1349,7 @@ mod tests {
                 number: 0,
                 holders: Vec::new(),
             };
-            let launchers = LauncherConnections { port: 1, coordinator: None, replicas: None };
+            let launchers = LauncherConnections { port: 1, coordinator: None, has_replicas: false };
             let cluster = Cluster {
                 me,
                 nodes: 2,

@@ -148,11 +148,10 @@ impl Member {
 impl Member {
     /// All nodes have joined. Connects with the replicas, and says which connections launchers have.
     fn launchers(&self, welcome: &Welcome, coordinator: Option<IpAddr>) -> LauncherConnections {
-        let replicas = self.replicas.as_ref().map(|replicas| {
-            replicas.connect(welcome, (self.rank, self.settings.nodes), coordinator);
-            replicas.addresses()
-        });
-        LauncherConnections { port: self.coordinator.port, coordinator, replicas }
+        let nodes = self.settings.nodes;
+        self.replicas.iter().for_each(|replicas| replicas.connect(welcome, (self.rank, nodes), coordinator));
+        let has_replicas = self.replicas.is_some();
+        LauncherConnections { port: self.coordinator.port, coordinator, has_replicas }
     }
 
     /// Local ports of connections in the parts of this node, and in their replicas.

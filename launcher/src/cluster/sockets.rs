@@ -1,6 +1,7 @@
 //! The TCP sockets of the network namespace, as `/proc/net/tcp` and `/proc/net/tcp6` list them.
 
 use super::diag::end_connection;
+use super::replicas;
 use crate::sys::deadline::{NODE_CONNECTIONS_PATIENCE, NODE_CONNECTIONS_POLL_INTERVAL};
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -67,23 +68,20 @@ pub struct LauncherConnections {
     pub port: u16,
     /// The address of node 0; `None` at node 0.
     pub coordinator: Option<IpAddr>,
-    /// With replicas: the port at which this node takes those of another one, and where its own are held.
-    pub replicas: Option<(u16, Option<SocketAddr>)>,
+    /// Launchers hold replicas, and may be closing connections for them of an earlier start.
+    pub has_replicas: bool,
 }
 
 impl LauncherConnections {
     /// Whether it is one of them.
     #[must_use]
     pub fn has(&self, socket: &TcpSocket) -> bool {
-        let remote = (socket.remote.to_canonical(), socket.remote_port);
-        let is_of_replicas = self.replicas.is_some_and(|(port, holder)| {
-            socket.port == port
-                || holder.is_some_and(|holder| remote == (holder.ip().to_canonical(), holder.port()))
-        });
+        let is_of_replicas =
+            self.has_replicas && [socket.port, socket.remote_port].into_iter().all(replicas::has_port);
         is_of_replicas
             || match self.coordinator {
                 None => socket.port == self.port,
-                Some(address) => remote == (address, self.port),
+                Some(address) => (socket.remote.to_canonical(), socket.remote_port) == (address, self.port),
             }
     }
 }

@@ -665,6 +665,7 @@ fn report_newest(launcher: &JobStatus) -> Vec<String> {
         let newest = memory.newest_in_store.as_deref().unwrap_or("none since the start");
         let count = print::count(memory.snapshots.len() as u64, "snapshot");
         lines.push(format!("  in memory        {count}; in the store: {newest}"));
+        lines.extend(memory.newest_replica.iter().map(|id| format!("  newest replica   {id}")));
         lines.extend(memory.last_failure.iter().map(|why| format!("  last copy        failed: {why}")));
     }
     lines.extend(launcher.device_memory.iter().map(|it| format!("  device memory    {}", device_memory(it))));

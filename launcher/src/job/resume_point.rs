@@ -4,7 +4,7 @@
 //! of earlier runs are resumed only on request. So are abandoned ones: when an older snapshot is resumed, the files are
 //! rolled back, and newer snapshots do not match them any more.
 
-use crate::store::tiers::{self, REMOTE};
+use crate::store::tiers::{self, REMOTE, REPLICA};
 use crate::sys::error::bad_input;
 use anyhow::{Result, anyhow, bail};
 use ckpt_snapshot::{
@@ -103,26 +103,38 @@ fn list(
     };
     let old_up_to = known.map_or(0, |record| record.claimed_at_sequence);
     let is_old = |one: &Listed| one.id.sequence() <= old_up_to;
-    let all: Vec<_> = store.tiers().iter().map(Tier::name).collect();
     if is_claimed_elsewhere
         || (old_up_to > 0 && listed.iter().all(is_old))
         || wanted.is_some_and(is_elsewhere)
     {
         // If the others cannot be listed, resuming from an old one would discard work.
-        return store.list_in(&all);
+        return list_all(store);
     }
     match known {
         // It may be in the object store, or have been in memory only.
-        Some(record) if is_last_elsewhere(record) => store.list_in(&all).or_else(|error| {
+        Some(record) if is_last_elsewhere(record) => list_all(store).or_else(|error| {
             if of_run(&listed, record).is_empty() {
                 return Err(error);
             }
             tracing::warn!("{error}. The job resumes from an older snapshot of this machine");
             Ok(listed)
         }),
-        _ if listed.is_empty() => store.list(),
+        _ if listed.is_empty() => list_all(store),
         _ => Ok(listed),
     }
+}
+
+/// Those of all tiers. Replicas that cannot be listed are left out: node 0 says which snapshot is resumed.
+fn list_all(store: &Tiers) -> Result<Vec<Listed>, ReadError> {
+    let mut names: Vec<_> = store.tiers().iter().map(Tier::name).collect();
+    store.list_in(&names).or_else(|error| {
+        if store.tier(REPLICA).is_err() {
+            return Err(error);
+        }
+        tracing::warn!("the replicas of this node may not be usable: {error}");
+        names.retain(|name| *name != REPLICA);
+        store.list_in(&names)
+    })
 }
 
 /// The snapshots from which the current run may be resumed, oldest first.

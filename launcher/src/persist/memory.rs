@@ -12,7 +12,7 @@ use crate::persist::upload::Uploader;
 use crate::store::tiers::{self, MEMORY, REPLICA};
 use crate::sys::deadline::LAST_COPY_POLL_INTERVAL;
 use crate::sys::{inherited, memory};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use ckpt_protocol::control::Held;
 use ckpt_snapshot::medium::{DirMedium, IoFeatures};
 use ckpt_snapshot::{
@@ -93,8 +93,17 @@ pub fn pass_on(rank: u32) -> Option<RawFd> {
         .ok()
 }
 
-/// Tells the holder of the replicas, another node, which it holds.
-pub type PublishFn = dyn Fn(&Tiers) -> Result<()> + Send + Sync;
+/// The holder of the replicas, another node.
+pub trait ReplicaHolder: Send + Sync {
+    /// Tells it which replicas it holds.
+    ///
+    /// # Errors
+    /// When it cannot be told, or they cannot be listed.
+    fn publish(&self, store: &Tiers) -> Result<()>;
+
+    /// Ends the requests in progress, with an error.
+    fn interrupt(&self);
+}
 
 /// Takes snapshots into memory, and copies them from there to the store.
 pub struct Persister {
@@ -106,8 +115,8 @@ pub struct Persister {
     staged_bytes: Arc<AtomicU64>,
     /// A lack of memory was reported.
     is_shortage_reported: AtomicBool,
-    /// The last reason why there was no replica. The same reason is a warning once.
-    no_replica: Mutex<String>,
+    /// Why the last snapshot has no replica. The same reason is a warning once.
+    no_replica: Mutex<Option<String>>,
 }
 
 struct Shared {
@@ -119,14 +128,16 @@ struct Shared {
     /// Number of snapshots since the last one that was copied to the store; `None` if the next one has to be.
     since: Mutex<Option<u64>>,
     /// With replicas.
-    publish: Option<Box<PublishFn>>,
-    /// Leftovers of an earlier launcher of this node were removed from the replicas.
-    is_swept: AtomicBool,
+    holder: Option<Box<dyn ReplicaHolder>>,
+    /// The holder has nothing that an interrupted replica has left. Locked as long as one is in progress.
+    is_swept: Mutex<bool>,
+    /// Snapshots that count nowhere. The holder may have replicas of them.
+    worthless: Mutex<Vec<SnapshotId>>,
 }
 
 impl Persister {
     /// Starts the thread, which copies every `every`th snapshot, or none. The job's store has a tier in memory; one of replicas
-    /// too, with `publish`.
+    /// too, with a `holder`.
     ///
     /// # Errors
     /// When the thread cannot be started.
@@ -136,10 +147,10 @@ impl Persister {
         uploader: Option<Arc<Uploader>>,
         every: Option<u64>,
         staged_bytes: Arc<AtomicU64>,
-        publish: Option<Box<PublishFn>>,
+        holder: Option<Box<dyn ReplicaHolder>>,
     ) -> Result<Self> {
-        let (since, is_swept) = (Mutex::new(None), AtomicBool::new(false));
-        let shared = Arc::new(Shared { parts, journal, uploader, since, publish, is_swept });
+        let (since, is_swept, worthless) = (Mutex::new(None), Mutex::new(false), Mutex::default());
+        let shared = Arc::new(Shared { parts, journal, uploader, since, holder, is_swept, worthless });
         // A launcher before may have left some.
         shared.show_held();
         let its = Arc::clone(&shared);
@@ -196,16 +207,33 @@ impl Persister {
     /// Copies a snapshot in memory to the memory of another node, if the job has replicas. Without its replica, the snapshot still
     /// helps when a process fails.
     pub fn replicate(&self, id: &SnapshotId, cancel: &AtomicBool) {
-        let Some(Err(error)) = self.shared.replicate(id, cancel) else { return };
+        let error = match self.shared.replicate(id, cancel) {
+            None => return,
+            Some(Ok(())) => return *self.no_replica.lock() = None,
+            Some(Err(error)) => error,
+        };
         if cancel.load(Ordering::Relaxed) {
             return;
         }
-        let why = format!("{error:#}");
-        let what = format!("the snapshot {id} has no replica in the memory of another node: {why}");
+        let why = Some(format!("{error:#}"));
+        let what = format!("the snapshot {id} has no replica in the memory of another node: {error:#}");
         if std::mem::replace(&mut *self.no_replica.lock(), why.clone()) == why {
             tracing::debug!("{what}");
         } else {
             tracing::warn!("{what}. If this machine is lost, the job resumes from an older snapshot");
+        }
+    }
+
+    /// Ends the requests of [`Self::replicate`] in progress, with an error.
+    pub fn interrupt_replica(&self) {
+        self.shared.holder.iter().for_each(|holder| holder.interrupt());
+    }
+
+    /// A part was removed, as its snapshot was not committed.
+    pub fn is_worthless(&self, id: &SnapshotId) {
+        if self.shared.holder.is_some() {
+            self.shared.worthless.lock().push(id.clone());
+            self.copier.request(id);
         }
     }
 
@@ -221,7 +249,9 @@ impl Persister {
             *since = if is_due { Some(0) } else { since.map(|since| since + 1) };
         }
         self.shared.prune_memory();
-        self.shared.prune_replicas();
+        if self.shared.holder.is_some() {
+            self.copier.request(id);
+        }
     }
 
     fn home(&self) -> &'static str {
@@ -232,6 +262,10 @@ impl Persister {
     pub fn is_in_store(&self, id: &SnapshotId) {
         *self.shared.since.lock() = Some(0);
         self.shared.parts.status.in_memory(|memory| memory.newest_in_store = Some(id.to_string()));
+        if self.shared.holder.is_some() {
+            // What is left at the holder may be why nothing could be taken into its memory.
+            self.copier.request(id);
+        }
     }
 
     /// Waits until nothing is left to copy, for `limit` at most. Returns whether that was reached.
@@ -309,8 +343,14 @@ impl Persister {
 }
 
 impl Shared {
-    /// Copies a snapshot to the store, in the thread.
+    /// Copies a snapshot to the store, in the thread. With replicas, prunes them instead: no checkpoint waits for the holder.
     fn copy(&self, id: &SnapshotId, control: &CopyControl) {
+        if let Some(holder) = &self.holder {
+            if let Err(error) = self.prune_replicas(&**holder, &control.cancelled) {
+                tracing::debug!("cannot prune the replicas: {error:#}");
+            }
+            return;
+        }
         let home = tiers::home_name(&self.parts.store);
         match self.try_copy(id, control) {
             Ok(()) => {}
@@ -377,17 +417,25 @@ impl Shared {
 
     /// Copies a snapshot from memory to that of another node; `None` without replicas.
     fn replicate(&self, id: &SnapshotId, cancel: &AtomicBool) -> Option<Result<()>> {
-        let publish = self.publish.as_ref()?;
+        let holder = self.holder.as_ref()?;
         let store = &self.parts.store;
         let copied = || -> Result<()> {
             faults::hit("replicate")?;
             let begun = Instant::now();
-            if !self.is_swept.load(Ordering::Relaxed) {
+            tracing::debug!("snapshot {id}: its replica is begun");
+            let mut is_swept = self.is_swept.lock();
+            if !std::mem::replace(&mut *is_swept, false) {
                 store.tier(REPLICA)?.store().sweep()?;
-                self.is_swept.store(true, Ordering::Relaxed);
             }
-            store.replicate(id, MEMORY, REPLICA, cancel)?;
-            publish(store)?;
+            let replica = store.replicate(id, MEMORY, REPLICA, cancel)?;
+            let part = store.tier(MEMORY)?.store().manifest(id)?;
+            ensure!(
+                replica.content_hash() == part.content_hash(),
+                "the replica is another one than the part"
+            );
+            *is_swept = true;
+            holder.publish(store)?;
+            self.parts.status.in_memory(|memory| memory.newest_replica = Some(id.to_string()));
             tracing::debug!("snapshot {id}: its replica took {:.2} s", begun.elapsed().as_secs_f64());
             Ok(())
         };
@@ -396,7 +444,7 @@ impl Shared {
 
     /// Prunes memory, except the newest snapshots and the one that is being copied.
     fn prune_memory(&self) {
-        if let Err(error) = self.prune(MEMORY) {
+        if let Err(error) = self.prune(MEMORY, |_| true, &AtomicBool::new(false)) {
             tracing::warn!("cannot prune the snapshots in memory: {error:#}");
         }
         self.show_held();
@@ -408,22 +456,34 @@ impl Shared {
         self.parts.status.in_memory(|memory| memory.snapshots = held);
     }
 
-    /// The same with the replicas.
-    fn prune_replicas(&self) {
-        let Some(publish) = &self.publish else { return };
-        if let Err(error) = self.prune(REPLICA).and_then(|()| publish(&self.parts.store)) {
-            tracing::debug!("cannot prune the replicas: {error:#}");
+    /// The same with the replicas, except those of snapshots in memory.
+    fn prune_replicas(&self, holder: &dyn ReplicaHolder, cancel: &AtomicBool) -> Result<()> {
+        let store = &self.parts.store;
+        // While a replica is in progress, what is unfinished is its own.
+        if let Some(mut is_swept) = self.is_swept.try_lock()
+            && !*is_swept
+        {
+            store.tier(REPLICA)?.store().sweep()?;
+            *is_swept = true;
         }
+        let worthless = std::mem::take(&mut *self.worthless.lock());
+        let removed = worthless.iter().try_for_each(|id| store.remove_from(id, REPLICA));
+        removed.inspect_err(|_| self.worthless.lock().extend(worthless))?;
+        let own: Vec<_> = self.list(&[MEMORY]).into_iter().map(|one| one.id).collect();
+        self.prune(REPLICA, |old| !own.contains(old), cancel)?;
+        holder.publish(store)
     }
 
-    fn prune(&self, tier: &str) -> Result<()> {
+    /// Prunes a tier of the snapshots of which that may be, and frees their space until `cancel` is set.
+    fn prune(&self, tier: &str, may_be: impl Fn(&SnapshotId) -> bool, cancel: &AtomicBool) -> Result<()> {
         let CopyParts { store, dir, status, .. } = &self.parts;
         let history = tiers::history(dir, status.last_progress_unix_ms())?;
-        for old in store.prunable(&[tier], &Retention::newest(KEPT), &Marks::default(), &history)? {
+        let prunable = store.prunable(&[tier], &Retention::newest(KEPT), &Marks::default(), &history)?;
+        for old in prunable.into_iter().filter(may_be) {
             store.remove_from(&old, tier)?;
             tracing::debug!("removed the snapshot {old} from {tier}");
         }
-        store.tier(tier)?.store().reclaim()?;
+        store.tier(tier)?.store().reclaim_until(cancel)?;
         Ok(())
     }
 

@@ -320,18 +320,14 @@ pub fn remove_local(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> 
     if is_all { marks::forget(dir, [id]) } else { Ok(()) }
 }
 
-/// Removes the part of a snapshot from the launchers' memory, and from the store.
+/// Removes the part of a snapshot from the memory of this launcher, and from the store.
 ///
 /// # Errors
-/// When it cannot be removed. Replicas that cannot be removed are no error: the node that has them may be lost.
+/// When it cannot be removed.
 pub fn remove_part(store: &Tiers, dir: &JobDir, id: &SnapshotId) -> Result<()> {
-    for name in [REPLICA, MEMORY] {
-        let Ok(tier) = store.tier(name) else { continue };
-        let removed = store.remove_from(id, name).map_err(anyhow::Error::from);
-        match removed.and_then(|()| Ok(tier.store().reclaim().map(drop)?)) {
-            Err(error) if name == REPLICA => tracing::debug!("a replica cannot be removed: {error:#}"),
-            removed => removed?,
-        }
+    if let Ok(tier) = store.tier(MEMORY) {
+        store.remove_from(id, MEMORY)?;
+        tier.store().reclaim()?;
     }
     remove_local(store, dir, id)
 }

@@ -41,7 +41,7 @@ use crate::sys::deadline::{
 use crate::sys::error::{EXIT_BAD_INPUT, EXIT_OWN, EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{Blame, Outcome, Settings, Step};
-use ckpt_snapshot::{JobRecord, OpenError, SnapshotId, Store, Tiers};
+use ckpt_snapshot::{JobRecord, OpenError, SnapshotId, Store, Tiers, faults};
 use ipnet::Ipv4Net;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -49,6 +49,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+/// What a node says that is to blame for another try.
+const COULD_NOT_RESUME: &str = "this node could not take its part in the resume";
 /// More nodes have not been tried.
 const MOST_NODES: u32 = 1024;
 /// What to do after the end of a job that is not complete.
@@ -425,9 +427,10 @@ pub(super) fn replicas(config: &Config, memory: Option<&Memory>) -> Result<Optio
 fn all_parts(store: &Tiers) -> Result<BTreeSet<SnapshotId>> {
     let mut ids: BTreeSet<_> = tiers::list_local(store)?.into_iter().map(|listed| listed.id).collect();
     if let Ok(tier) = store.tier(REPLICA) {
-        match tier.store().list() {
+        let listed = faults::hit("replicas-listed").map_err(anyhow::Error::from);
+        match listed.and_then(|()| Ok(tier.store().list()?)) {
             Ok(listed) => ids.extend(listed.into_iter().map(|listed| listed.id)),
-            Err(error) => tracing::warn!("the replicas of this node cannot be used: {error}"),
+            Err(error) => tracing::warn!("the replicas of this node cannot be used: {error:#}"),
         }
     }
     Ok(ids)
@@ -498,7 +501,7 @@ fn report(end: &End) -> i32 {
 
 /// An older snapshot may have its part.
 #[derive(Debug, thiserror::Error)]
-#[error("the part of the snapshot has disappeared from the store")]
+#[error("the part of the snapshot is not in the store any more, nor can another node give it")]
 struct MissingPart;
 
 /// Where this launcher starts, as the coordinator says.
@@ -510,6 +513,29 @@ fn resume_point(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<Re
     Ok(Resume::Snapshot(id.to_string()))
 }
 
+/// The same for the first session. As long as the part is missing, which the holder of replicas may not be able to give now,
+/// another snapshot is resumed. The inner error is the end of the job on all nodes.
+fn first_resume_point(
+    cluster: &Cluster,
+    opened: &OpenedJob,
+    mut load: Load,
+) -> Result<Result<(Load, Resume), End>> {
+    loop {
+        match resume_point(cluster, opened, &load) {
+            Err(error) if error.is::<MissingPart>() => {
+                tracing::error!("{COULD_NOT_RESUME}: {error}");
+                load.gate.fail(&error.to_string(), Blame::Snapshot);
+            }
+            found => return Ok(Ok((load, found?))),
+        }
+        cluster.session_ended(ports(&opened.store)?);
+        load = match next_load(cluster) {
+            Ok(next) => next,
+            Err(end) => return Ok(Err(end)),
+        };
+    }
+}
+
 /// Removes parts whose snapshot has no global manifest: it will never have one.
 fn remove_garbage(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<()> {
     let (log, committed) = cluster.log();
@@ -519,6 +545,11 @@ fn remove_garbage(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<
     for (id, part) in cluster::newest(&held_parts(opened)?) {
         if part.log == log && !committed.contains(&part.attempt) && !is_resumed(part.attempt) {
             tracing::info!("the part {id} is removed: not all nodes have stored theirs");
+            if opened.replicas.is_some()
+                && let Err(error) = opened.store.remove_from(id, REPLICA)
+            {
+                tracing::debug!("its replica cannot be removed: {error}");
+            }
             tiers::remove_part(&opened.store, &opened.dir, id)?;
         }
     }
@@ -533,7 +564,10 @@ fn run_part(
     load: Load,
     metrics: Option<std::net::TcpListener>,
 ) -> Result<i32, Over> {
-    let resume = resume_point(cluster, opened, &load)?;
+    let (load, resume) = match first_resume_point(cluster, opened, load)? {
+        Ok(found) => found,
+        Err(end) => return Ok(report(&end)),
+    };
     let (claimed, candidates) = startup::claim(config, opened, &resume)?;
     let opened = &*opened;
     let _recorded = startup::record(config, opened, &claimed, begun_at);
@@ -659,7 +693,7 @@ impl Supervisor<'_> {
 
     /// Says what has failed at this node. Node 0 has said it too.
     fn tell_own(&self, error: &anyhow::Error) {
-        let what = format!("this node could not take its part in the resume: {}", in_one_line(error));
+        let what = format!("{COULD_NOT_RESUME}: {}", in_one_line(error));
         tracing::error!("{what}");
         self.context.opened.journal.add(&Entry::new(EventKind::Noted, what));
     }

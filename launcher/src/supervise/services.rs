@@ -4,7 +4,7 @@ use super::events::Event;
 use super::preempt;
 use super::startup::OpenedJob;
 use crate::cli::config::Config;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Replicas};
 use crate::files::rules::FileRules;
 use crate::job::claim::ClaimedJob;
 use crate::job::journal::{Entry, EventKind};
@@ -12,14 +12,14 @@ use crate::job::status::SharedStatus;
 use crate::job::times;
 use crate::namespace::stdio;
 use crate::persist::copier::CopyParts;
-use crate::persist::memory::{Persister, PublishFn};
+use crate::persist::memory::{Persister, ReplicaHolder};
 use crate::persist::upload::Uploader;
 use crate::store::tiers;
 use crate::sys::path_text::text_path;
 use crate::sys::runtime_dir;
 use anyhow::{Context as _, Result};
 use ckpt_object_medium::StoreUrl;
-use ckpt_snapshot::Tiers;
+use ckpt_snapshot::{JobDir, Tiers};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::ffi::OsString;
 use std::io;
@@ -74,8 +74,8 @@ impl<'a> RunContext<'a> {
         let persist = |staged_bytes: &Arc<AtomicU64>| {
             let (journal, uploader) = (Arc::clone(&opened.journal), uploader.clone());
             let every = nodes.is_none().then_some(config.persist_every);
-            let staged_bytes = Arc::clone(staged_bytes);
-            Persister::start(parts.clone(), journal, uploader, every, staged_bytes, publish(opened, &status))
+            let (staged_bytes, holder) = (Arc::clone(staged_bytes), Holder::of(opened, &status));
+            Persister::start(parts.clone(), journal, uploader, every, staged_bytes, holder)
         };
         let persister = opened.staged_bytes.as_ref().map(persist).transpose()?.map(Arc::new);
         let (events, inbox) = unbounded();
@@ -133,12 +133,28 @@ impl<'a> RunContext<'a> {
     }
 }
 
-/// Tells the holder of the replicas which it holds, if the job has replicas.
-fn publish(opened: &OpenedJob, status: &Arc<SharedStatus>) -> Option<Box<PublishFn>> {
-    let replicas = opened.replicas.clone()?;
-    let (dir, status) = (opened.dir.clone(), Arc::clone(status));
-    let history = move || tiers::history(&dir, status.last_progress_unix_ms());
-    Some(Box::new(move |store: &Tiers| replicas.publish(store, &history()?)))
+/// The holder of the replicas of this part, if the job has replicas.
+struct Holder {
+    replicas: Arc<Replicas>,
+    dir: JobDir,
+    status: Arc<SharedStatus>,
+}
+
+impl Holder {
+    fn of(opened: &OpenedJob, status: &Arc<SharedStatus>) -> Option<Box<dyn ReplicaHolder>> {
+        let replicas = opened.replicas.clone()?;
+        Some(Box::new(Self { replicas, dir: opened.dir.clone(), status: Arc::clone(status) }))
+    }
+}
+
+impl ReplicaHolder for Holder {
+    fn publish(&self, store: &Tiers) -> Result<()> {
+        self.replicas.publish(store, &tiers::history(&self.dir, self.status.last_progress_unix_ms())?)
+    }
+
+    fn interrupt(&self) {
+        self.replicas.interrupt();
+    }
 }
 
 /// The rules for the job's files. Files of ckpt-run itself are not the job's.

@@ -171,6 +171,12 @@ pub const PORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Time to connect to another node and to exchange the first messages; also for one write.
 pub const NODE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for the holder of replicas to answer a request. Content of several connections may be on its way to it.
+pub const REPLICA_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time after which a holder that could not be asked is asked again. It doubles, up to [`LONGEST_REPLICA_PAUSE`].
+pub const FIRST_REPLICA_PAUSE: Duration = Duration::from_secs(5);
+/// The longest such time.
+pub const LONGEST_REPLICA_PAUSE: Duration = Duration::from_secs(160);
 /// The same for one of several hosts at which node 0 may be.
 pub const NODE_SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a launcher that had the network of a job on this machine to end. The others wait longer for this one.

@@ -35,9 +35,14 @@ pub struct Holder {
 }
 
 impl Holder {
-    pub fn new(memory: &Memory, owner: u32) -> Self {
+    /// The replicas in this memory, which a launcher before may have left.
+    ///
+    /// # Errors
+    /// When what it was writing cannot be removed.
+    pub fn new(memory: &Memory, owner: u32) -> io::Result<Self> {
         let (medium, parts) = (memory.medium("replicas"), memory.directory("parts.json"));
-        Self { owner, medium, parts, number: AtomicU64::new(0) }
+        medium.sweep(Duration::ZERO)?;
+        Ok(Self { owner, medium, parts, number: AtomicU64::new(0) })
     }
 
     /// The parts, as their node has told.
@@ -132,7 +137,9 @@ impl Holder {
             let appended = match channel.hear()? {
                 Request::Append => {
                     let piece = channel.take_piece()?;
-                    faults::hit("replica-request").and_then(|()| append(&mut *writer, &piece))
+                    faults::hit("replica-request")
+                        .and_then(|()| self.check_room())
+                        .and_then(|()| append(&mut *writer, &piece))
                 }
                 Request::Finish => {
                     let done = writer.finish().map_or_else(|error| Answer::failed(&error), |()| Answer::Done);
@@ -145,6 +152,14 @@ impl Holder {
                 // The object is discarded.
                 Err(error) => return channel.say(&Answer::failed(&error)),
             }
+        }
+    }
+
+    /// The job needs what is left.
+    fn check_room(&self) -> io::Result<()> {
+        match self.medium.free_bytes()? {
+            Some(0) => Err(io::Error::new(ErrorKind::StorageFull, "too little memory is left there")),
+            _ => Ok(()),
         }
     }
 

@@ -4,7 +4,10 @@ use super::super::connection::{self, ClusterKey, Side};
 use super::super::messages::HeldParts;
 use super::ports;
 use super::wire::{Answer, Channel, PIECE_BYTES, Request, into_io};
-use crate::sys::deadline::{NODE_CONNECTION_TIMEOUT, NODE_RETRY_INTERVAL};
+use crate::sys::deadline::{
+    FIRST_REPLICA_PAUSE, LONGEST_REPLICA_PAUSE, NODE_CONNECTION_TIMEOUT, NODE_RETRY_INTERVAL,
+    REPLICA_ANSWER_TIMEOUT,
+};
 use ckpt_snapshot::RelPath;
 use ckpt_snapshot::medium::{BLOCK_ALIGN, Block, Medium, ObjectReader, ObjectWriter};
 use parking_lot::Mutex;
@@ -34,7 +37,26 @@ struct State {
     idle: Vec<Channel>,
     /// All connections, to close them.
     streams: Vec<Weak<TcpStream>>,
+    failure: Option<Failure>,
     is_closed: bool,
+}
+
+/// The last request could not be asked. None is, until a pause is over: each would wait for its timeout.
+#[derive(Debug)]
+struct Failure {
+    kind: ErrorKind,
+    what: String,
+    pause: Duration,
+    until: Instant,
+}
+
+impl State {
+    fn shut_down(&mut self) {
+        self.idle.clear();
+        for stream in self.streams.drain(..).filter_map(|stream| stream.upgrade()) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 impl Client {
@@ -54,10 +76,12 @@ impl Client {
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
-        state.idle.clear();
-        for stream in state.streams.drain(..).filter_map(|stream| stream.upgrade()) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        state.shut_down();
+    }
+
+    /// Ends the requests in progress.
+    pub fn interrupt(&self) {
+        self.state.lock().shut_down();
     }
 
     pub fn publish(&self, parts: &HeldParts) -> io::Result<()> {
@@ -71,20 +95,28 @@ impl Client {
             if state.is_closed {
                 return Err(io::Error::new(ErrorKind::ConnectionAborted, "the job has ended on all nodes"));
             }
-            if let Some(idle) = state.idle.pop() {
-                return Ok(Some(idle));
+            // The holder's machine may have been cut off meanwhile.
+            while let Some(idle) = state.idle.pop() {
+                if idle.receiver.is_quiet() {
+                    return Ok(Some(idle));
+                }
             }
-            match state.holder {
-                Some(holder) => holder,
-                None => return Ok(None),
+            let Some(holder) = state.holder else { return Ok(None) };
+            match state.failure.as_ref().filter(|failure| Instant::now() < failure.until) {
+                Some(failure) => return Err(io::Error::new(failure.kind, failure.what.clone())),
+                None => holder,
             }
         };
+        self.connected(address, number).map(Some).map_err(|error| self.failed(error))
+    }
+
+    /// A new connection. The holder may not have heard yet that all nodes have joined.
+    fn connected(&self, address: SocketAddr, number: u64) -> io::Result<Channel> {
         let end = Instant::now() + NODE_CONNECTION_TIMEOUT;
         loop {
             match self.open(address, number)? {
-                Some(channel) => return Ok(Some(channel)),
+                Some(channel) => return Ok(channel),
                 None if Instant::now() >= end => return Err(ErrorKind::TimedOut.into()),
-                // It has not heard yet that all nodes have joined.
                 None => std::thread::sleep(NODE_RETRY_INTERVAL),
             }
         }
@@ -106,13 +138,17 @@ impl Client {
         channel.say(&Request::Hello { number, owner: self.owner })?;
         match channel.hear::<Answer>()?.checked()? {
             Answer::NotYet => Ok(None),
-            _ => Ok(Some(channel)),
+            _ => {
+                channel.receiver.set_timeout(Some(REPLICA_ANSWER_TIMEOUT))?;
+                Ok(Some(channel))
+            }
         }
     }
 
     /// Keeps a connection for the next request.
     fn keep(&self, channel: Channel) {
         let mut state = self.state.lock();
+        state.failure = None;
         if !state.is_closed {
             state.idle.push(channel);
         }
@@ -137,18 +173,30 @@ impl Client {
     /// The checked answer to what `talk` says. The connection is kept if it is in order.
     fn with_channel(&self, talk: impl FnOnce(&mut Channel) -> io::Result<Answer>) -> io::Result<Answer> {
         let mut channel = self.channel()?.ok_or_else(no_holder)?;
-        let answer = talk(&mut channel).map_err(|error| self.named(error))?;
+        let answer = talk(&mut channel).map_err(|error| self.failed(error))?;
         self.keep(channel);
         answer.checked()
     }
 
-    fn named(&self, error: io::Error) -> io::Error {
+    /// The holder cannot be asked, for this reason: other connections to it are of no use either.
+    fn failed(&self, error: io::Error) -> io::Error {
         let text = match error.kind() {
             ErrorKind::TimedOut => "it does not answer".to_owned(),
             _ => error.to_string(),
         };
         let holder = self.address().map_or_else(|| "no node".to_owned(), |address| address.to_string());
-        io::Error::new(error.kind(), format!("the launcher at {holder}, which holds the replicas: {text}"))
+        let (kind, what) =
+            (error.kind(), format!("the launcher at {holder}, which holds the replicas: {text}"));
+        let mut state = self.state.lock();
+        state.idle.clear();
+        let pause = match &state.failure {
+            // Of another thread.
+            Some(before) if Instant::now() < before.until => before.pause,
+            Some(before) => (before.pause * 2).min(LONGEST_REPLICA_PAUSE),
+            None => FIRST_REPLICA_PAUSE,
+        };
+        state.failure = Some(Failure { kind, what: what.clone(), pause, until: Instant::now() + pause });
+        io::Error::new(kind, what)
     }
 }
 
@@ -183,7 +231,7 @@ impl Medium for HolderMedium {
             channel.say(&Request::Create { name: name.to_string() })?;
             channel.hear::<Answer>()
         };
-        begin(&mut channel).map_err(|error| self.0.named(error))?.checked()?;
+        begin(&mut channel).map_err(|error| self.0.failed(error))?.checked()?;
         Ok(Box::new(Writer { client: Arc::clone(&self.0), channel, free: None, block_bytes }))
     }
 
@@ -252,7 +300,7 @@ impl Writer {
             self.channel.send_content(content)?;
             self.channel.hear::<Answer>()
         };
-        talk().map_err(|error| self.client.named(error))?.checked().map(drop)
+        talk().map_err(|error| self.client.failed(error))?.checked().map(drop)
     }
 }
 
@@ -316,3 +364,64 @@ impl ObjectReader for Reader {
 }
 
 const _: () = assert!(PIECE_BYTES.is_multiple_of(BLOCK_ALIGN));
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{connect, name, pair_with_memory};
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_holder_that_could_not_be_asked_is_asked_again_after_a_while() {
+        let Some(nodes) = pair_with_memory() else { return };
+        let [(_memory, zero), (_other, one)] = nodes;
+        let nodes = [zero, one];
+        connect(&nodes, 1);
+        let client = &nodes[1].client;
+        let medium = nodes[1].medium();
+        medium.put_new(&name("small/a"), b"a").unwrap();
+        // One that has ended meanwhile is not used again.
+        client.state.lock().idle.iter().for_each(|channel| channel.sender.close());
+        medium.put_new(&name("small/b"), b"b").unwrap();
+
+        let mut writer = medium.create(&name("packs/a"), 4, 8 << 20).unwrap();
+        let mut block = writer.block().unwrap();
+        block.set_filled(4096);
+        client.interrupt();
+        let why = writer.append(block).unwrap_err().to_string();
+        assert!(why.contains("which holds the replicas"), "{why}");
+        assert_eq!(medium.list(&name("small")).unwrap_err().to_string(), why, "it is not asked");
+        let pause = || client.state.lock().failure.as_ref().map(|failure| failure.pause);
+        let is_over = || client.state.lock().failure.as_mut().unwrap().until = Instant::now();
+        assert_eq!(pause(), Some(FIRST_REPLICA_PAUSE));
+        is_over();
+        assert_eq!(medium.list(&name("small")).unwrap().len(), 2);
+        assert_eq!(pause(), None);
+        client.failed(ErrorKind::TimedOut.into());
+        client.failed(ErrorKind::TimedOut.into());
+        assert_eq!(pause(), Some(FIRST_REPLICA_PAUSE), "two requests at the same time");
+        for _ in 0..10 {
+            is_over();
+            client.failed(ErrorKind::TimedOut.into());
+        }
+        assert_eq!(pause(), Some(LONGEST_REPLICA_PAUSE));
+    }
+
+    #[test]
+    fn a_holder_whose_job_needs_its_memory_takes_no_content() {
+        let Some(nodes) = pair_with_memory() else { return };
+        let [(memory, zero), (_other, one)] = nodes;
+        let nodes = [zero, one];
+        connect(&nodes, 1);
+        let medium = nodes[1].medium();
+        let mut writer = medium.create(&name("packs/a"), 4, 8 << 20).unwrap();
+        let mut append = || {
+            let mut block = writer.block().unwrap();
+            block.set_filled(4096);
+            writer.append(block)
+        };
+        append().unwrap();
+        memory.staged_bytes.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(append().unwrap_err().kind(), ErrorKind::StorageFull);
+    }
+}

@@ -18,6 +18,8 @@ mod medium;
 mod ports;
 mod wire;
 
+pub use ports::has_port;
+
 use super::connection::ClusterKey;
 use super::messages::{HeldPart, HeldParts, HolderPlace, Holding, Join, Welcome};
 use crate::persist::memory::Memory;
@@ -28,6 +30,7 @@ use ckpt_snapshot::medium::Medium;
 use ckpt_snapshot::{History, Manifest, Tiers};
 use holder::Holder;
 use medium::{Client, HolderMedium};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -36,6 +39,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Replicas {
     client: Arc<Client>,
+    publishing: Mutex<()>,
     holder: Arc<Holder>,
     /// Where others reach those that this node holds.
     port: u16,
@@ -61,10 +65,10 @@ impl Replicas {
     pub fn start(memory: &Memory, key: &ClusterKey, (rank, nodes): (u32, u32)) -> Result<Self> {
         let listener = ports::listen().context("cannot listen for the replicas of another node")?;
         let port = listener.local_addr()?.port();
-        let holder = Arc::new(Holder::new(memory, held_by(rank, nodes)));
+        let holder = Arc::new(Holder::new(memory, held_by(rank, nodes))?);
         holder::serve(&holder, listener, key)?;
         let client = Arc::new(Client::new(key.clone(), rank));
-        Ok(Self { client, holder, port })
+        Ok(Self { client, publishing: Mutex::default(), holder, port })
     }
 
     /// The objects at the holder; none before [`Self::connect`].
@@ -97,10 +101,9 @@ impl Replicas {
         own.flat_map(|host| host.ports.iter().copied()).collect()
     }
 
-    /// The port of those that this node holds, and the address of its own holder.
-    #[must_use]
-    pub fn addresses(&self) -> (u16, Option<SocketAddr>) {
-        (self.port, self.client.address())
+    /// Ends the requests in progress.
+    pub fn interrupt(&self) {
+        self.client.interrupt();
     }
 
     /// Ends all requests, now and from now on: the job has ended on all nodes.
@@ -113,6 +116,8 @@ impl Replicas {
     /// # Errors
     /// When it cannot be reached, or they cannot be read.
     pub fn publish(&self, store: &Tiers, history: &History) -> Result<()> {
+        // What is told last is what was listed last.
+        let _alone = self.publishing.lock();
         let listed = store.tier(REPLICA)?.store().list()?;
         let manifests: Vec<_> = listed.into_iter().filter_map(|one| one.manifest.ok()).collect();
         let parts = manifests.iter().filter_map(|manifest| HeldPart::of(manifest, history)).collect();
@@ -167,7 +172,7 @@ impl HeldPart {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use ckpt_snapshot::codec::Codec;
     use ckpt_snapshot::medium::{Block, read_all};
@@ -182,9 +187,14 @@ mod tests {
 
     /// Two nodes, each with replicas of the other one; `None` where this process may have no memory of its own.
     fn pair() -> Option<[Replicas; 2]> {
+        Some(pair_with_memory()?.map(|(_, replicas)| replicas))
+    }
+
+    pub fn pair_with_memory() -> Option<[(Memory, Replicas); 2]> {
         let nodes = [0, 1].map(|rank| {
             let memory = Memory::open(None).ok()?;
-            Some(Replicas::start(&memory, &ClusterKey(KEY), (rank, NODES)).unwrap())
+            let replicas = Replicas::start(&memory, &ClusterKey(KEY), (rank, NODES)).unwrap();
+            Some((memory, replicas))
         });
         let [Some(zero), Some(one)] = nodes else {
             ckpt_test_skip::skip("there may be no tmpfs that is mounted nowhere");
@@ -205,14 +215,14 @@ mod tests {
         Welcome { passed_over: None, log, committed, network: None, number, holders: places.into() }
     }
 
-    fn connect(nodes: &[Replicas; 2], number: u64) {
+    pub fn connect(nodes: &[Replicas; 2], number: u64) {
         let welcome = welcome(nodes, number);
         let local = IpAddr::from([127, 0, 0, 1]);
         nodes[0].connect(&welcome, (0, NODES), None);
         nodes[1].connect(&welcome, (1, NODES), Some(local));
     }
 
-    fn name(text: &str) -> RelPath {
+    pub fn name(text: &str) -> RelPath {
         RelPath::new(text).unwrap()
     }
 
@@ -276,7 +286,7 @@ mod tests {
         let Some(nodes) = pair() else { return };
         connect(&nodes, 5);
         let late = Client::new(ClusterKey(KEY), 1);
-        let at = nodes[1].addresses().1.unwrap();
+        let at = nodes[1].client.address().unwrap();
         let refused = |client: Client| {
             HolderMedium(Arc::new(client)).put_new(&name("small/a"), b"a").unwrap_err().to_string()
         };
@@ -287,7 +297,8 @@ mod tests {
         assert!(refused(other).contains("no replicas of that node"));
         let stranger = Client::new(ClusterKey([8; 32]), 1);
         stranger.connect(at, 5);
-        assert!(!refused(stranger).is_empty());
+        let why = refused(stranger);
+        assert!(why.contains("it was closed"), "{why}");
         nodes[1].medium().put_new(&name("small/a"), b"a").unwrap();
         nodes[1].close();
         assert!(nodes[1].medium().list(&name("small")).unwrap_err().to_string().contains("has ended"));

@@ -12,6 +12,11 @@ use std::time::Duration;
 /// Above those that the kernel chooses from (net.ipv4.ip_local_port_range, up to 60999), and those of coordinators under Slurm.
 const FIRST: u16 = 65000;
 const NUMBER: u16 = 536;
+/// Whether it is one of them.
+pub fn has_port(port: u16) -> bool {
+    (FIRST..=FIRST + (NUMBER - 1)).contains(&port)
+}
+
 /// So many are tried.
 const TRIES: u16 = 100;
 
@@ -71,14 +76,14 @@ mod tests {
     #[test]
     fn both_ends_have_ports_that_the_kernel_does_not_choose() {
         let listeners: Vec<_> = (0..20).map(|_| listen().unwrap()).collect();
-        let ours = FIRST..=FIRST + (NUMBER - 1);
         for listener in &listeners {
             let port = listener.local_addr().unwrap().port();
             let to = SocketAddr::from(([127, 0, 0, 1], port));
             let stream = connect(to, Duration::from_secs(60)).unwrap();
             assert_eq!(stream.peer_addr().unwrap().port(), port);
-            assert!(ours.contains(&port) && ours.contains(&stream.local_addr().unwrap().port()));
+            assert!(has_port(port) && has_port(stream.local_addr().unwrap().port()));
         }
+        assert!(!has_port(60999) && has_port(65535));
         let port = listeners[0].local_addr().unwrap().port();
         drop(listeners);
         let refused = connect(SocketAddr::from(([127, 0, 0, 1], port)), Duration::from_secs(60)).unwrap_err();

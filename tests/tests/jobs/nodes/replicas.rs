@@ -4,8 +4,10 @@
 use super::assert_blocks;
 use super::job::{Job, codes, machines, said};
 use super::moving::{NODE_0, of_network};
+use super::ring;
 use super::spares::{training_with_spares, until_it_waits};
 use ckpt_run_tests::Running;
+use rustix::process::Signal;
 use std::fs;
 
 const BLOCKS: usize = 2000;
@@ -137,6 +139,85 @@ fn without_its_replica_a_part_is_lost() {
             text.rsplit_once("resumed from snapshot ").unwrap().1.starts_with(&stored),
             "{stored}: {text}"
         );
+    }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+/// Each node has another holder: of three, each is lost.
+#[test]
+fn each_of_three_nodes_has_a_holder() {
+    let Some(machines) = machines(3) else { return };
+    let job = with_replicas(Job::ring(machines, ring::ROUNDS));
+    let mut running = job.begun("rounds.txt");
+    for node in [1, 2, 0] {
+        let newest = until_newer(&job, &mut running);
+        assert!(newest_stored(&job, node) < newest, "{}", running[0].said());
+        running[node].kill_everything();
+        running[node] = job.start_one(node);
+        job.until_more(&mut running, "rounds.txt", 2);
+        job.until_answering(&mut running);
+        for one in &running {
+            assert!(resumed_from(&one.said(), &newest), "not older than {newest}: {}", one.said());
+        }
+    }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0; 3], "{}", said(&running));
+    ring::assert_rounds(&job, &running);
+}
+
+/// The job is preempted while a replica waits for its holder: the last snapshot goes to the stores at once.
+#[test]
+fn a_replica_in_progress_does_not_delay_the_last_snapshot() {
+    let Some(machines) = machines(2) else { return };
+    let mut job = with_replicas(Job::stream(machines, BLOCKS));
+    let held = job.machines.sandboxes[1].path().join("held");
+    job.fault(1, Some(&format!("replica-request=hold:{}", held.display())));
+    let mut running = job.begun("blocks.txt");
+    until_newer(&job, &mut running);
+    let first = newest_stored(&job, 0);
+    fs::write(&held, "").unwrap();
+    running[0].until("a replica in progress", || {
+        let said = job.machines.sandboxes[0].read("job.err");
+        (said.matches("its replica is begun").count() > said.matches("its replica took").count())
+            .then_some(())
+    });
+    running[0].signal(Signal::TERM);
+    assert_eq!(codes(&mut running), [75, 75], "{}", said(&running));
+    let text = running[0].said();
+    assert!(text.contains("its last snapshot is committed"), "{text}");
+    assert!(newest_stored(&job, 0) > first && newest_stored(&job, 1) > first, "{text}");
+    fs::remove_file(&held).unwrap();
+    job.fault(1, None);
+    job.full_speed();
+    let mut running = job.start();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+/// The spare cannot read the part, of which node 0 knows that another node has it.
+#[test]
+fn a_part_that_its_holder_does_not_give_costs_the_snapshots_in_memory_only() {
+    let Some(machines) = machines(3) else { return };
+    let mut job = with_replicas(of_network(Job::stream_to(machines, BLOCKS, NODE_0), 2));
+    let mut running = job.begun("blocks.txt");
+    // It has the variables of the node.
+    job.fault(1, Some("replicas-listed=error"));
+    let mut spare = job.start_spare(2, 1);
+    job.fault(1, None);
+    until_it_waits(&job, &mut spare, 2);
+    let newest = until_newer(&job, &mut running);
+    let stored = newest_stored(&job, 1);
+    assert!(stored < newest, "{stored} {newest}");
+    job.machines.connect(1, false);
+    running[1].kill_everything();
+    running[1] = spare;
+    job.until_more(&mut running, "blocks.txt", 5);
+    for one in &running {
+        let text = one.said();
+        assert!(text.contains("nor can another node give it"), "{text}");
+        assert!(text.contains(&format!("resumed from snapshot {stored}")), "{stored}: {text}");
     }
     job.full_speed();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));

@@ -8,10 +8,10 @@ use ckpt_run_tests::{Running, python, seeded_rng, until};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const ROUNDS: usize = 4000;
+pub const ROUNDS: usize = 4000;
 
 /// The rounds are those of a ring that was never broken.
-fn assert_rounds(job: &Job, running: &[Running]) {
+pub fn assert_rounds(job: &Job, running: &[Running]) {
     for node in 0..job.nodes() {
         let mut command = Command::new(python());
         command.arg(ckpt_run_tests::programs().join("nodes/ring.py")).arg("expect");
