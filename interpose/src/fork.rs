@@ -2,9 +2,9 @@
 //!
 //! A descriptor that a thread has just opened and not yet recorded would leak into a forked child. So the agent opens
 //! and records descriptors only while no `fork` is in progress, and a `fork` waits for an agent that does so (some
-//! microseconds). The same holds for the descriptors of shared device memory, in any thread, and for an agent that
-//! initialises the driver (up to seconds, once). Forks do not wait for each other, nor for what their own thread does,
-//! and never for ever: after [`MAX_WAITS`] the fork proceeds.
+//! microseconds). The same holds for the descriptors of shared device memory, in any thread. Forks do not wait for
+//! each other, nor for what their own thread does, and never for long: after [`MAX_WAITS`] the fork proceeds. Only for an
+//! agent that initialises the driver, once, they wait for longer ([`LONGEST_WAITS`]).
 //!
 //! What a forked child runs is registered by the agent ([`install`]).
 
@@ -17,6 +17,8 @@ use std::time::Duration;
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// The number of threads that hold descriptors that are not recorded yet.
 static BUSY: AtomicU32 = AtomicU32::new(0);
+/// The number of those that take long.
+static SLOW: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     /// Whether this thread is one of them: the driver starts a program while it is initialised (nvidia-modprobe).
@@ -27,7 +29,8 @@ thread_local! {
 static IN_CHILD: OnceLock<fn()> = OnceLock::new();
 
 const FORK_WAIT: Duration = Duration::from_micros(50);
-const MAX_WAITS: u32 = 200_000;
+const MAX_WAITS: u32 = 2000;
+const LONGEST_WAITS: u32 = 200_000;
 const BUSY_WAIT: Duration = Duration::from_millis(1);
 
 /// Runs `make` while no fork is in progress. `make` must not wait for the program.
@@ -55,6 +58,19 @@ pub fn while_none<T>(make: impl FnOnce() -> T) -> T {
     }
 }
 
+/// The same for something that takes up to seconds.
+pub fn while_none_for_long<T>(make: impl FnOnce() -> T) -> T {
+    struct Slow;
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            SLOW.fetch_sub(1, SeqCst);
+        }
+    }
+    SLOW.fetch_add(1, SeqCst);
+    let _slow = Slow;
+    while_none(make)
+}
+
 /// Handles every later `fork` of this process and runs `in_child` in each child. Children made by `vfork`, `_Fork` or
 /// a bare system call are not handled: those are for an `exec`, which closes the agent's descriptors.
 pub fn install(in_child: fn()) -> bool {
@@ -67,8 +83,9 @@ pub fn install(in_child: fn()) -> bool {
 
 extern "C" fn before() {
     FORKS.fetch_add(1, SeqCst);
-    for _ in 0..MAX_WAITS {
-        if BUSY.load(SeqCst) == 0 || IS_BUSY.get() {
+    for waits in 0..LONGEST_WAITS {
+        let is_over = waits >= MAX_WAITS && SLOW.load(SeqCst) == 0;
+        if is_over || BUSY.load(SeqCst) == 0 || IS_BUSY.get() {
             break;
         }
         // Sleeping and not yielding: the agent may have a lower priority than this thread.
@@ -83,6 +100,7 @@ extern "C" fn after_in_parent() {
 extern "C" fn after_in_child() {
     FORKS.store(0, SeqCst);
     BUSY.store(0, SeqCst);
+    SLOW.store(0, SeqCst);
     IS_BUSY.set(false);
     // A panic may not leave a function that C calls.
     if let Some(in_child) = IN_CHILD.get() {
@@ -104,7 +122,7 @@ mod tests {
         static IS_OVER: AtomicBool = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                while_none(|| {
+                while_none_for_long(|| {
                     IS_STARTED.store(true, SeqCst);
                     std::thread::sleep(Duration::from_millis(500));
                     // The fork waits already.
@@ -119,13 +137,14 @@ mod tests {
             after_in_parent();
         });
 
-        let longest = FORK_WAIT * MAX_WAITS;
         let begun = Instant::now();
-        while_none(|| {
+        while_none_for_long(|| {
             before();
             after_in_parent();
         });
-        assert!(begun.elapsed() < longest / 2, "the fork waited for its own thread");
-        assert!(!IS_BUSY.get() && BUSY.load(SeqCst) == 0 && FORKS.load(SeqCst) == 0);
+        assert!(begun.elapsed() < FORK_WAIT * LONGEST_WAITS / 2, "the fork waited for its own thread");
+        assert!(
+            !IS_BUSY.get() && SLOW.load(SeqCst) == 0 && BUSY.load(SeqCst) == 0 && FORKS.load(SeqCst) == 0
+        );
     }
 }

@@ -13,8 +13,9 @@ use cuda_abi::types::CUresult;
 use thiserror::Error;
 
 use super::elf;
-use crate::cuda::activation::is_started;
+use crate::cuda::activation::{is_started, may_have_files};
 use crate::cuda::result::SUCCESS;
+use crate::fork;
 
 type DeviceGetCount = unsafe extern "C" fn(*mut c_int) -> CUresult;
 
@@ -33,14 +34,21 @@ pub struct BypassedDriver {
 /// # Errors
 /// One was, so that the process cannot be saved.
 pub(super) fn check() -> Result<(), BypassedDriver> {
+    // Who goes through the loaded libraries holds a lock of the dynamic linker. A child that is forked then could load no
+    // library.
+    fork::while_none(find).map_or(Ok(()), Err)
+}
+
+fn find() -> Option<BypassedDriver> {
     // Not dlopen: a library's constructor that takes its time holds the lock that it needs.
     if !is_started() {
         let count = elf::function(&["libcuda.so"], c"cuDeviceGetCount");
-        if is_initialised(count, &elf::relocated_part(count)) {
-            return Err(BypassedDriver { driver: "libcuda.so.1".to_owned() });
+        // The program may have initialised it through the interposer meanwhile.
+        if is_initialised(count, &elf::relocated_part(count)) && !may_have_files() {
+            return Some(BypassedDriver { driver: "libcuda.so.1".to_owned() });
         }
     }
-    let Some(lines) = maps() else { return Ok(()) };
+    let lines = maps()?;
     for Mapped { start, path } in libraries(lines) {
         if elf::is_in_our_namespace(start as *const c_void) {
             continue;
@@ -51,10 +59,10 @@ pub(super) fn check() -> Result<(), BypassedDriver> {
         // SAFETY: as above.
         let relocated_part = unsafe { elf::relocated_part_at(start) };
         if is_initialised(count, &relocated_part) {
-            return Err(BypassedDriver { driver: path });
+            return Some(BypassedDriver { driver: path });
         }
     }
-    Ok(())
+    None
 }
 
 /// The lines of `/proc/self/maps`.

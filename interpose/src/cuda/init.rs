@@ -28,13 +28,13 @@ pub enum NotStarted {
 /// # Errors
 /// There is no driver, or it cannot be initialised.
 pub(super) fn start_driver() -> Result<(), NotStarted> {
-    if !real::load() {
-        return Err(NotStarted::NotLoaded);
-    }
-    address_space::prepare();
-    // A child that is forked meanwhile would have half a driver, with locks of a thread that it does not have. The program
-    // does not know that its driver starts now, so its forks wait.
-    fork::while_none(|| {
+    // A child that is forked meanwhile would have half a driver, with locks of a thread that it does not have, those of the
+    // dynamic linker included. The program does not know that its driver starts now, so its forks wait.
+    fork::while_none_for_long(|| {
+        if !real::load() {
+            return Err(NotStarted::NotLoaded);
+        }
+        address_space::prepare();
         activation::while_starting(|| {
             // SAFETY: the call takes a number.
             driver::check("cuInit", unsafe { driver::cuInit(0) })?;
