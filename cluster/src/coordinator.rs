@@ -129,6 +129,30 @@ impl Coordinator {
         self.go_on(now, actions);
     }
 
+    /// The attempt that [`Self::give_up`] may give up.
+    #[cfg(test)]
+    pub(crate) fn in_progress(&self) -> Option<AttemptId> {
+        match &self.phase {
+            Phase::Working(attempt) => Some(attempt.id),
+            Phase::Committing { attempt, .. } => Some(*attempt),
+            _ => None,
+        }
+    }
+
+    /// Gives up this attempt of a snapshot, unless all nodes have done all steps: it may be in the log then.
+    pub(crate) fn give_up(
+        &mut self,
+        now: Duration,
+        id: AttemptId,
+        reason: Reason,
+        actions: &mut Vec<Action>,
+    ) {
+        let is_it = |attempt: &Attempt| attempt.id == id && matches!(attempt.kind, Kind::Checkpoint { .. });
+        if matches!(&self.phase, Phase::Working(attempt) if is_it(attempt)) {
+            self.abort(now, reason, actions);
+        }
+    }
+
     /// The session is over, since the part of a node has failed. Nothing is resumed before [`Self::end_wait`].
     pub(crate) fn end_session(&mut self, now: Duration, rank: u32, actions: &mut Vec<Action>) {
         (self.is_waiting, self.is_wanted) = (true, false);

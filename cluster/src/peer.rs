@@ -14,10 +14,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use crate::action::{Action, Event, PutAnswer, Settings};
+use crate::action::{Action, Event, PutAnswer, Reason, Settings};
 use crate::coordinator::Coordinator;
 use crate::log::{Log, PartId, Record};
-use crate::messages::{AttemptId, Hello, Message, NodeId, Outcome, SessionState, Step};
+use crate::messages::{AttemptId, Blame, Hello, Message, NodeId, Outcome, SessionState, Step};
 use crate::node::Node;
 
 /// A candidate: reads the log to its end and puts the record of the next epoch there.
@@ -135,6 +135,23 @@ impl Peer {
         }
         self.deliver_own(now);
         self.coordinator.is_some()
+    }
+
+    /// What [`Self::give_up`] may give up.
+    #[cfg(test)]
+    pub(crate) fn in_progress(&self) -> Option<AttemptId> {
+        self.coordinator.as_ref()?.in_progress()
+    }
+
+    /// Gives up a snapshot that is in progress, for this reason, unless it may be in the log already. Only the coordinator does
+    /// this.
+    pub fn give_up(&mut self, now: Duration, attempt: AttemptId, reason: &str) {
+        self.end_lease(now);
+        if let Some(coordinator) = &mut self.coordinator {
+            let reason = Reason::Failed { rank: self.me.rank, reason: reason.to_owned(), blame: Blame::Node };
+            coordinator.give_up(now, attempt, reason, &mut self.actions);
+        }
+        self.deliver_own(now);
     }
 
     /// Ends the session on all nodes, since the part of a node has failed. Nothing is resumed before [`Peer::resume`]. Only

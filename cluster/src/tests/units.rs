@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::action::Action;
+use crate::action::{Action, Reason};
 use crate::coordinator::Coordinator;
 use crate::{
-    AttemptId, Envelope, Event, Hello, Log, Message, NodeId, Order, OtherVersion, Outcome, PartId,
+    AttemptId, Blame, Envelope, Event, Hello, Log, Message, NodeId, Order, OtherVersion, Outcome, PartId,
     PartRecord, PutAnswer, Record, SessionState, Settings, Step, VERSION,
 };
 
@@ -165,6 +165,32 @@ fn a_node_that_lets_others_wait_is_named() {
         });
     });
     assert_eq!(slow(&nodes), 0);
+}
+
+/// One that waits for a node is given up on all nodes. One that may be in the log is not.
+#[test]
+fn a_snapshot_is_given_up_unless_it_may_be_in_the_log() {
+    let mut nodes = TwoNodes::new();
+    (0..2).for_each(|rank| nodes.hello(0, rank));
+    let give_up = |nodes: &mut TwoNodes, at| {
+        let attempt = nodes.coordinator.in_progress().unwrap();
+        let reason = Reason::Failed { rank: 0, reason: "the job ends".to_owned(), blame: Blame::Node };
+        nodes.call(at, |coordinator, now, actions| coordinator.give_up(now, attempt, reason, actions));
+        nodes.events.iter().filter(|event| matches!(event, Event::Aborted { .. })).count()
+    };
+    nodes.slow = Some(1);
+    nodes.call(5, Coordinator::request);
+    assert_eq!(give_up(&mut nodes, 6), 1);
+    assert!(nodes.coordinator.in_progress().is_none() && nodes.puts.is_empty());
+    nodes.slow = None;
+    nodes.call(7, Coordinator::request);
+    assert_eq!(give_up(&mut nodes, 8), 1);
+    let (position, record) = nodes.puts.remove(0);
+    let Record::Snapshot { attempt, .. } = record else { panic!("{record:?}") };
+    nodes.call(9, |coordinator, now, actions| {
+        assert!(coordinator.put(now, position, PutAnswer::Done, actions));
+    });
+    assert!(nodes.events.contains(&Event::Committed { attempt }), "{:?}", nodes.events);
 }
 
 /// The part of node 1 fails: the job is resumed when this is wanted, and not before.

@@ -500,7 +500,7 @@ impl World {
         self.after(interval, Event::Fault);
         let at = self.random.usize(..self.machines.len());
         let length = ms(self.random.u64(..[500, 10_000, 40_000][self.number as usize % 3]));
-        match self.random.u32(..14) {
+        match self.random.u32(..16) {
             0..3 => {
                 self.crash(at)?;
                 self.restart(at, length);
@@ -523,6 +523,15 @@ impl World {
             10..12 => {
                 self.after(length, Event::Resume);
                 return self.end_session();
+            }
+            // The job is to end.
+            12..14 => {
+                return (0..self.settings.nodes).try_for_each(|at| {
+                    self.with(at, |peer, local| {
+                        let attempt = peer.in_progress();
+                        attempt.into_iter().for_each(|attempt| peer.give_up(local, attempt, "it ends"));
+                    })
+                });
             }
             _ => {
                 let machine = &mut self.machines[at];

@@ -629,7 +629,10 @@ impl Host {
     /// of them after each such failure.
     fn count_failure(&mut self, attempt: AttemptId) {
         self.since_durable = None;
-        if self.gate.as_ref().is_some_and(|gate| gate.attempt() == attempt && !gate.is_durable()) {
+        // One that is given up for the end of the job says nothing of memory.
+        let is_in_memory =
+            self.gate.as_ref().is_some_and(|gate| gate.attempt() == attempt && !gate.is_durable());
+        if is_in_memory && self.stopping.is_none() {
             self.memory_wait = self.every << self.memory_failures;
             self.memory_failures = MOST_MEMORY_FAILURES.min(self.memory_failures + 1);
         }

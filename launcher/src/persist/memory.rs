@@ -250,6 +250,9 @@ impl Persister {
         }
         self.shared.prune_memory();
         if self.shared.holder.is_some() {
+            if self.no_replica.lock().is_none() {
+                self.shared.parts.status.in_memory(|memory| memory.newest_replica = Some(id.to_string()));
+            }
             self.copier.request(id);
         }
     }
@@ -435,7 +438,6 @@ impl Shared {
             );
             *is_swept = true;
             holder.publish(store)?;
-            self.parts.status.in_memory(|memory| memory.newest_replica = Some(id.to_string()));
             tracing::debug!("snapshot {id}: its replica took {:.2} s", begun.elapsed().as_secs_f64());
             Ok(())
         };

@@ -36,7 +36,7 @@ use crate::store::root::Root;
 use crate::store::tiers::{self, REPLICA};
 use crate::sys::deadline::{
     NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT, REJOIN_LIMIT,
-    SPARE_AGAIN_PAUSE,
+    REPLICA_PATIENCE, REPLICA_RETRY_INTERVAL, SPARE_AGAIN_PAUSE,
 };
 use crate::sys::error::{EXIT_BAD_INPUT, EXIT_OWN, EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
@@ -474,7 +474,8 @@ fn next_load(cluster: &Cluster) -> Result<Load, End> {
         match cluster.notices().recv() {
             Ok(Notice::Load(load)) => return Ok(load),
             Ok(Notice::End(end)) => return Err(end),
-            Ok(Notice::Over(end)) => cluster.give_up(end),
+            // Node 0 decides for all.
+            Ok(Notice::Over(end)) if cluster.rank() == 0 => cluster.give_up(end),
             Ok(_) => {}
             Err(_) => return Err(restart::no_thread()),
         }
@@ -520,8 +521,15 @@ fn first_resume_point(
     opened: &OpenedJob,
     mut load: Load,
 ) -> Result<Result<(Load, Resume), End>> {
+    let until = Instant::now() + REPLICA_PATIENCE;
     loop {
         match resume_point(cluster, opened, &load) {
+            Err(error)
+                if error.is::<MissingPart>() && opened.replicas.is_some() && Instant::now() < until =>
+            {
+                std::thread::sleep(REPLICA_RETRY_INTERVAL);
+                continue;
+            }
             Err(error) if error.is::<MissingPart>() => {
                 tracing::error!("{COULD_NOT_RESUME}: {error}");
                 load.gate.fail(&error.to_string(), Blame::Snapshot);

@@ -177,6 +177,10 @@ pub const REPLICA_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 pub const FIRST_REPLICA_PAUSE: Duration = Duration::from_secs(5);
 /// The longest such time.
 pub const LONGEST_REPLICA_PAUSE: Duration = Duration::from_secs(160);
+/// How long a node tries to get its part from the holder before an older snapshot is resumed.
+pub const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
+/// Interval of these tries.
+pub const REPLICA_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The same for one of several hosts at which node 0 may be.
 pub const NODE_SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a launcher that had the network of a job on this machine to end. The others wait longer for this one.

@@ -13,7 +13,7 @@
 use super::{Host, Notice};
 use crate::cluster::messages::{End, Message, StopHow};
 use crate::sys::error::EXIT_PREEMPTED;
-use ckpt_cluster::{AttemptId, Blame, Step};
+use ckpt_cluster::{AttemptId, Step};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -82,10 +82,6 @@ impl Host {
             has_captured: gate.has_done(Step::Dump),
             is_durable: gate.is_durable(),
         });
-        // A snapshot that is only in memory is worth nothing now, and takes time.
-        if let Some(gate) = in_progress.filter(|gate| !gate.is_durable()) {
-            gate.fail("the job is to end, and its last snapshot goes to the stores", Blame::Node);
-        }
         let (grace, since) = (self.grace, Instant::now());
         self.stopping =
             Some(Stopping { why, how, since, grace, earlier, is_tried_again: false, terminated: None });
@@ -93,6 +89,10 @@ impl Host {
             self.not_saved("a part of it has ended already, so no snapshot can be taken");
         } else if !self.request(true) {
             self.not_saved("no snapshot can be taken yet");
+        } else if let Some(earlier) = earlier.filter(|earlier| !earlier.is_durable) {
+            // It would be worth nothing, and takes time. The last one is requested again when it is over.
+            let why = "the job is to end, and its last snapshot goes to the stores";
+            self.peer.give_up(self.now(), earlier.attempt, why);
         }
     }
 
@@ -174,9 +174,7 @@ impl Host {
 mod tests {
     use super::super::Input;
     use super::*;
-    use crate::cluster::gate::{Gate, GateEnd};
     use crate::cluster::messages::{EndedPart, IdlePart};
-    use std::sync::Arc;
 
     const ATTEMPT: AttemptId = AttemptId { epoch: 1, number: 3 };
 
@@ -309,20 +307,6 @@ mod tests {
             host.stopping.as_mut().unwrap().since = Instant::now() - Duration::from_secs(3000);
             host.stop_committed(ATTEMPT);
             assert_eq!((told(&notices).1.is_some(), host.stopping.is_none()), (is_durable, is_durable));
-        }
-    }
-
-    #[test]
-    fn a_snapshot_in_memory_that_is_in_progress_is_given_up() {
-        for is_durable in [true, false] {
-            let (mut host, inbox, _notices) = running();
-            let gate = Gate::new(ATTEMPT, Step::Store, host.inputs.clone(), Arc::default());
-            let gate = Arc::new(gate.with_durability(is_durable));
-            host.gate = Some(Arc::clone(&gate));
-            host.stop("SIGTERM".to_owned(), StopHow::Preempt);
-            let is_given_up = matches!(gate.end(), Some(GateEnd::Aborted(_)));
-            let is_told = inbox.try_iter().any(|input| matches!(input, Input::Finished { .. }));
-            assert_eq!((is_given_up, is_told), (!is_durable, !is_durable));
         }
     }
 

@@ -79,9 +79,14 @@ impl Client {
         state.shut_down();
     }
 
-    /// Ends the requests in progress.
+    /// Ends the requests in progress. What follows on them is not asked either.
     pub fn interrupt(&self) {
-        self.state.lock().shut_down();
+        let mut state = self.state.lock();
+        state.shut_down();
+        let until = Instant::now() + FIRST_REPLICA_PAUSE;
+        let what = "the snapshot was given up".to_owned();
+        state.failure =
+            Some(Failure { kind: ErrorKind::ConnectionAborted, what, pause: FIRST_REPLICA_PAUSE, until });
     }
 
     pub fn publish(&self, parts: &HeldParts) -> io::Result<()> {
