@@ -527,9 +527,9 @@ impl World {
             // The job is to end.
             12..14 => {
                 return (0..self.settings.nodes).try_for_each(|at| {
-                    self.with(at, |peer, local| {
-                        let attempt = peer.in_progress();
-                        attempt.into_iter().for_each(|attempt| peer.give_up(local, attempt, "it ends"));
+                    self.with(at, |peer, local| match peer.in_progress() {
+                        Some(attempt) => peer.give_up(local, attempt, "it ends"),
+                        None => peer.tick(local),
                     })
                 });
             }
