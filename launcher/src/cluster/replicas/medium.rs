@@ -378,9 +378,7 @@ mod tests {
 
     #[test]
     fn a_holder_that_could_not_be_asked_is_asked_again_after_a_while() {
-        let Some(nodes) = pair_with_memory() else { return };
-        let [(_memory, zero), (_other, one)] = nodes;
-        let nodes = [zero, one];
+        let Some((nodes, _memory)) = pair_with_memory() else { return };
         connect(&nodes, 1);
         let client = &nodes[1].client;
         let medium = nodes[1].medium();
@@ -414,9 +412,7 @@ mod tests {
 
     #[test]
     fn a_holder_whose_job_needs_its_memory_takes_no_content() {
-        let Some(nodes) = pair_with_memory() else { return };
-        let [(memory, zero), (_other, one)] = nodes;
-        let nodes = [zero, one];
+        let Some((nodes, memory)) = pair_with_memory() else { return };
         connect(&nodes, 1);
         let medium = nodes[1].medium();
         let mut writer = medium.create(&name("packs/a"), 4, 8 << 20).unwrap();
@@ -426,7 +422,7 @@ mod tests {
             writer.append(block)
         };
         append().unwrap();
-        memory.staged_bytes.store(u64::MAX, Ordering::Relaxed);
+        memory[0].staged_bytes.store(u64::MAX, Ordering::Relaxed);
         assert_eq!(append().unwrap_err().kind(), ErrorKind::StorageFull);
     }
 }

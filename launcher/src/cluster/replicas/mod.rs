@@ -116,7 +116,7 @@ impl Replicas {
     /// # Errors
     /// When it cannot be reached, or they cannot be read.
     pub fn publish(&self, store: &Tiers, history: &History) -> Result<()> {
-        // What is told last is what was listed last.
+        // The list that the holder gets last has to be the newest one.
         let _alone = self.publishing.lock();
         let listed = store.tier(REPLICA)?.store().list()?;
         let manifests: Vec<_> = listed.into_iter().filter_map(|one| one.manifest.ok()).collect();
@@ -187,20 +187,21 @@ pub(super) mod tests {
 
     /// Two nodes, each with replicas of the other one; `None` where this process may have no memory of its own.
     fn pair() -> Option<[Replicas; 2]> {
-        Some(pair_with_memory()?.map(|(_, replicas)| replicas))
+        Some(pair_with_memory()?.0)
     }
 
-    pub fn pair_with_memory() -> Option<[(Memory, Replicas); 2]> {
+    /// The same, with the memory of both.
+    pub fn pair_with_memory() -> Option<([Replicas; 2], [Memory; 2])> {
         let nodes = [0, 1].map(|rank| {
             let memory = Memory::open(None).ok()?;
             let replicas = Replicas::start(&memory, &ClusterKey(KEY), (rank, NODES)).unwrap();
-            Some((memory, replicas))
+            Some((replicas, memory))
         });
-        let [Some(zero), Some(one)] = nodes else {
+        let [Some((zero, its)), Some((one, other))] = nodes else {
             ckpt_test_skip::skip("there may be no tmpfs that is mounted nowhere");
             return None;
         };
-        Some([zero, one])
+        Some(([zero, one], [its, other]))
     }
 
     fn welcome(nodes: &[Replicas; 2], number: u64) -> Welcome {
