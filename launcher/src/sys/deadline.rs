@@ -171,6 +171,8 @@ pub const PORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Time to connect to another node and to exchange the first messages; also for one write.
 pub const NODE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for one of several hosts at which node 0 may be.
+pub const NODE_SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for the holder of replicas to answer a request. Content of several connections may be on its way to it.
 pub const REPLICA_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time after which a holder that could not be asked is asked again. It doubles, up to [`LONGEST_REPLICA_PAUSE`].
@@ -181,8 +183,6 @@ pub const LONGEST_REPLICA_PAUSE: Duration = Duration::from_secs(160);
 pub const REPLICA_PATIENCE: Duration = Duration::from_secs(20);
 /// Interval of these tries.
 pub const REPLICA_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// The same for one of several hosts at which node 0 may be.
-pub const NODE_SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a launcher that had the network of a job on this machine to end. The others wait longer for this one.
 pub const NODE_INTERFACE_LIMIT: Duration = Duration::from_secs(10);
 /// Time for the network of a job to reach all other nodes, whose launchers may still make theirs.
