@@ -524,8 +524,12 @@ fn first_resume_point(
     let until = Instant::now() + REPLICA_PATIENCE;
     loop {
         match resume_point(cluster, opened, &load) {
+            // Unless the others have given up meanwhile.
             Err(error)
-                if error.is::<MissingPart>() && opened.replicas.is_some() && Instant::now() < until =>
+                if error.is::<MissingPart>()
+                    && opened.replicas.is_some()
+                    && load.gate.end().is_none()
+                    && Instant::now() < until =>
             {
                 std::thread::sleep(REPLICA_RETRY_INTERVAL);
                 continue;
