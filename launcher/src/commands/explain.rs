@@ -41,10 +41,17 @@ struct Story {
     can_be_resumed: Option<bool>,
     /// The newest of the snapshots that were lost with the memory of a launcher that died.
     #[serde(skip)]
-    lost: Option<SnapshotId>,
+    lost: Option<LostInMemory>,
     entries: Vec<Entry>,
     /// Files that the newest snapshot on this machine does not cover.
     uncovered_files: Vec<String>,
+}
+
+/// Snapshots that were only in the memory of a launcher that died.
+struct LostInMemory {
+    newest: SnapshotId,
+    /// The job had several nodes: another one may have a replica.
+    is_of_nodes: bool,
 }
 
 /// Prints the latest journal entries of a job, or of all jobs; every entry with `all`.
@@ -103,12 +110,14 @@ fn story(config: &Config, job: &JobDir, all: bool) -> Result<Story> {
     })
 }
 
-/// The newest snapshot that was only in the memory of a launcher that died, if the store has none that is as new.
-fn lost_in_memory(config: &Config, job: &JobDir) -> Option<SnapshotId> {
-    let lost = Journal::of(job).newest_in_memory_only()?;
+/// What was only in the memory of a launcher that died, if the store has nothing that is as new.
+fn lost_in_memory(config: &Config, job: &JobDir) -> Option<LostInMemory> {
+    let newest = Journal::of(job).newest_in_memory_only()?;
     let store = tiers::open(&config.store, job).ok()?;
-    let newest = tiers::list_local(&store).ok()?.pop();
-    newest.is_none_or(|newest| newest.id < lost).then_some(lost)
+    let stored = tiers::list_local(&store).ok()?;
+    let is_of_nodes = stored.iter().any(|one| one.manifest.as_ref().is_ok_and(|it| it.part.is_some()));
+    let is_newer = stored.last().is_none_or(|stored| stored.id < newest);
+    is_newer.then_some(LostInMemory { newest, is_of_nodes })
 }
 
 fn can_be_resumed(config: &Config, job: &JobDir) -> Result<bool> {
@@ -245,8 +254,9 @@ fn report(out: &mut impl Write, story: &Story) -> Result<()> {
                 None => "run the same command again: it resumes from the newest snapshot, if there is one",
             }
         };
-        let lost = story.lost.as_ref().map_or_else(String::new, |id| {
-            format!("; snapshots up to {id} were in memory only (--persist-every), and are lost")
+        let lost = story.lost.as_ref().map_or_else(String::new, |LostInMemory { newest, is_of_nodes }| {
+            let unless = if *is_of_nodes { " unless another node has a replica (--replicas)" } else { "" };
+            format!("; snapshots up to {newest} were in memory only (--persist-every), and are lost{unless}")
         });
         writeln!(
             out,
@@ -366,7 +376,10 @@ mod tests {
             died_without_a_word: true,
             has_moved: false,
             may_run_on: None,
-            lost: Some(SnapshotId::new(9, SystemTime::UNIX_EPOCH)),
+            lost: Some(LostInMemory {
+                newest: SnapshotId::new(9, SystemTime::UNIX_EPOCH),
+                is_of_nodes: true,
+            }),
             entries: vec![output(), complete, output(), Entry::new(EventKind::Saved, "saved"), failed],
             uncovered_files: vec!["/work/model: too large".into()],
         };
@@ -378,6 +391,7 @@ mod tests {
             "{out}"
         );
         assert!(out.contains("the machine went down, and the job with it; snapshots up to 000009-"), "{out}");
+        assert!(out.contains("are lost unless another node has a replica"), "{out}");
         assert_eq!(out.matches("output       line 3\n").count(), 1, "of the failure only: {out}");
         assert!(out.contains("line 12\n") && !out.contains("line 2\n"), "{out}");
         assert!(out.contains("not covered  /work/model: too large"), "{out}");

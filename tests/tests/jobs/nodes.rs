@@ -642,13 +642,25 @@ fn training_on_two_machines_survives_many_kills() {
     survives_many_kills(Job::training(machines, STEPS), STEPS, |_, running, random| kill(running, random));
 }
 
-/// Eight ranks, and as many workers of a DataLoader.
+/// Eight ranks, and as many workers of a DataLoader. The network breaks in two halves, too: for a moment, or for longer than
+/// a node may be silent.
 #[test]
 fn training_on_four_machines_with_two_ranks_each_survives_many_kills() {
     const STEPS: usize = 1500;
     let Some(machines) = machines(4) else { return };
     let job = Job::training(machines, STEPS).with_ranks(2, 1);
-    survives_many_kills(job, STEPS, |_, running, random| kill(running, random));
+    survives_many_kills(job, STEPS, |job, running, random| {
+        if random.bool() {
+            return kill(running, random);
+        }
+        job.machines.join_halves(false);
+        let until = Instant::now() + Duration::from_millis(random.u64(100..15_000));
+        while Instant::now() < until {
+            start_again(job, running);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        job.machines.join_halves(true);
+    });
 }
 
 /// A snapshot that is in progress when the job ends is not waited for.

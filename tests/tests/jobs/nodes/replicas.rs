@@ -79,11 +79,13 @@ fn a_lost_machine_costs_no_snapshot_in_memory() {
     assert_blocks(&job, BLOCKS, &running);
 }
 
-/// Each machine has a store of its own, and so has the spare: the part of the lost one is in the memory of the other node only.
+/// Each machine has a store of its own, and so has the spare: the part of the lost one is in the memory of the other node only,
+/// encrypted with the key of that node.
 #[test]
 fn with_replicas_a_spare_needs_no_common_store() {
     let Some(machines) = machines(3) else { return };
-    let job = with_replicas(of_network(Job::stream_to(machines, BLOCKS, NODE_0), 2));
+    let mut job = with_replicas(of_network(Job::stream_to(machines, BLOCKS, NODE_0), 2));
+    job.options.extend(["--encrypt-key-file", "key"].map(str::to_owned));
     let mut running = job.begun("blocks.txt");
     let mut spare = job.start_spare_with_own_store(2, 1);
     until_it_waits(&job, &mut spare, 2);
