@@ -7,7 +7,7 @@ use crate::restore::resume::{Failure, Resumed, Resumer};
 use crate::sys::error::bad_input;
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{Outcome, Step};
-use ckpt_snapshot::{Manifest, NodePart, SnapshotId, Store, faults};
+use ckpt_snapshot::{Manifest, NodePart, ReadError, SnapshotId, Store, faults};
 use std::net::UdpSocket;
 
 impl Resumer<'_> {
@@ -16,7 +16,10 @@ impl Resumer<'_> {
     /// # Errors
     /// When it cannot be restored, or another node cannot restore its part.
     pub fn part(&self, id: &SnapshotId, hash: &str) -> Result<Resumed, (anyhow::Error, bool)> {
-        let manifest = self.store.manifest(id).map_err(|error| (error.into(), true))?;
+        let manifest = self.store.manifest(id).map_err(|error| {
+            let blames_snapshot = matches!(error, ReadError::Damaged { .. } | ReadError::Missing(_));
+            (error.into(), blames_snapshot)
+        })?;
         if manifest.content_hash() != hash {
             let error = anyhow!("the part {id} here is not the one that the log of the job's nodes has");
             return Err((error, true));

@@ -9,6 +9,7 @@
 //! If a launcher or a machine is lost, the job ends on all nodes. Who has started the launchers starts all of them again; or
 //! those that are left start again by themselves (`--lost-node`), and wait for that of the lost node, or for a spare.
 
+mod parts;
 mod restart;
 
 use super::events::{self, Event, Signals};
@@ -33,16 +34,17 @@ use crate::persist::memory::Memory;
 use crate::report::failure::{exit_code, in_one_line, log_error};
 use crate::restore::resume::Resumer;
 use crate::store::root::Root;
-use crate::store::tiers::{self, REPLICA};
+use crate::store::tiers;
 use crate::sys::deadline::{
     NODE_BEAT_INTERVAL, NODE_REPEAT_INTERVAL, NODE_STEP_TIMEOUT, NODE_TRANSFER_TIMEOUT, REJOIN_LIMIT,
-    REPLICA_PATIENCE, REPLICA_RETRY_INTERVAL, SPARE_AGAIN_PAUSE,
+    SPARE_AGAIN_PAUSE,
 };
 use crate::sys::error::{EXIT_BAD_INPUT, EXIT_OWN, EXIT_PREEMPTED, bad_input};
 use anyhow::{Context, Result, anyhow, bail};
 use ckpt_cluster::{Blame, Outcome, Settings, Step};
-use ckpt_snapshot::{JobRecord, OpenError, SnapshotId, Store, Tiers, faults};
+use ckpt_snapshot::{JobRecord, OpenError, SnapshotId, Store};
 use ipnet::Ipv4Net;
+use parts::{Held, MissingPart, held_parts, resume_point};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -210,15 +212,24 @@ fn await_place(config: &Config, argv: &[OsString], rank: u32) -> Result<i32> {
     cluster::await_place(&waiting, may_resume)
 }
 
-/// Waits until the store answers. A launcher that starts again has used it before: what is wrong now may pass.
-fn await_store(config: &Config) {
+/// Does something with the store. A launcher that starts again has used it before: what is wrong now may pass.
+fn with_store<T>(config: &Config, work: impl Fn() -> Result<T>) -> Result<T> {
     let begun = Instant::now();
-    while config.nodes.rejoins_as.is_some() && begun.elapsed() < REJOIN_LIMIT {
-        match Root::open(&config.store).and_then(|root| root.check()) {
-            Ok(()) => return,
-            Err(error) => tracing::warn!("{error:#}. It is tried again"),
+    loop {
+        match work() {
+            Err(error) if config.nodes.rejoins_as.is_some() && begun.elapsed() < REJOIN_LIMIT => {
+                tracing::warn!("{error:#}. It is tried again");
+            }
+            result => return result,
         }
         std::thread::sleep(SPARE_AGAIN_PAUSE);
+    }
+}
+
+/// Waits until the store of a launcher that starts again answers.
+fn await_store(config: &Config) {
+    if config.nodes.rejoins_as.is_some() {
+        let _ = with_store(config, || Root::open(&config.store)?.check());
     }
 }
 
@@ -240,7 +251,8 @@ fn run_node(config: &Config, argv: &[OsString]) -> Result<i32> {
     // What happens to a job happens on all its nodes: one of them tells it.
     let address = config.notify.clone().filter(|_| config.nodes.rank == Some(0));
     let notifier = address.map(|to| super::notifier(to, config, &opened)).transpose()?;
-    let cluster = cluster::join(member(config, &opened)?, &opened.journal)?;
+    let member = with_store(config, || member(config, &opened))?;
+    let cluster = cluster::join(member, &opened.journal)?;
     let (nodes, rank) = (cluster.nodes(), cluster.rank());
     let engine = config.nodes.engine.map_or_else(String::new, |engine| format!(", as {engine} says"));
     tracing::info!("all {nodes} nodes are there; this is node {rank}{engine}");
@@ -300,7 +312,7 @@ impl<T: Into<anyhow::Error>> From<T> for Over {
 }
 
 fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
-    warn_of_unreadable(&opened.store)?;
+    parts::warn_of_unreadable(&opened.store)?;
     let held = held_parts(opened)?;
     let options = &config.nodes;
     let (rank, coordinator) = (options.rank, options.coordinator.clone());
@@ -334,7 +346,7 @@ fn member(config: &Config, opened: &OpenedJob) -> Result<Member> {
         wanted: wanted(config, opened, &held),
         parts: held.into_iter().map(|(_, part)| part).collect(),
         other_node: other_node(config, opened)?,
-        ports: ports(&opened.store)?,
+        ports: parts::ports(&opened.store),
         is_anew: config.resume == Resume::Never,
         has_to_resume: config.resume == Resume::Required,
         grace: config.grace,
@@ -423,51 +435,6 @@ pub(super) fn replicas(config: &Config, memory: Option<&Memory>) -> Result<Optio
     Ok(Some(Arc::new(Replicas::start(memory, &key(config)?, (rank, nodes))?)))
 }
 
-/// The parts in the store and in memory, those that another node holds included, oldest first.
-fn all_parts(store: &Tiers) -> Result<BTreeSet<SnapshotId>> {
-    let mut ids: BTreeSet<_> = tiers::list_local(store)?.into_iter().map(|listed| listed.id).collect();
-    if let Ok(tier) = store.tier(REPLICA) {
-        let listed = faults::hit("replicas-listed").map_err(anyhow::Error::from);
-        match listed.and_then(|()| Ok(tier.store().list()?)) {
-            Ok(listed) => ids.extend(listed.into_iter().map(|listed| listed.id)),
-            Err(error) => tracing::warn!("the replicas of this node cannot be used: {error:#}"),
-        }
-    }
-    Ok(ids)
-}
-
-/// Local ports of the connections in the parts.
-fn ports(store: &Tiers) -> Result<BTreeSet<u16>> {
-    let ids = all_parts(store)?.into_iter();
-    let parts = ids.filter_map(|id| store.manifest(&id).ok()?.part);
-    Ok(parts.flat_map(|part| part.ports).collect())
-}
-
-/// Says which parts count as missing, since they cannot be read.
-fn warn_of_unreadable(store: &Tiers) -> Result<()> {
-    for id in all_parts(store)? {
-        if let Err(error) = store.manifest(&id) {
-            tracing::warn!("{error}: it counts as missing");
-        }
-    }
-    Ok(())
-}
-
-/// The parts in a store, with their IDs there.
-type Held = Vec<(SnapshotId, HeldPart)>;
-
-/// The parts that this node can resume.
-fn held_parts(opened: &OpenedJob) -> Result<Held> {
-    let OpenedJob { dir, store, .. } = opened;
-    let (mut parts, history) = (Vec::new(), tiers::history(dir, None)?);
-    for id in all_parts(store)? {
-        // One that is damaged counts as missing.
-        let Ok(manifest) = store.manifest(&id) else { continue };
-        parts.extend(HeldPart::of(&manifest, &history).map(|part| (id, part)));
-    }
-    Ok(parts)
-}
-
 /// Waits for the order to begin or to resume.
 fn next_load(cluster: &Cluster) -> Result<Load, End> {
     loop {
@@ -500,74 +467,6 @@ fn report(end: &End) -> i32 {
     end.code
 }
 
-/// An older snapshot may have its part.
-#[derive(Debug, thiserror::Error)]
-#[error("the part of the snapshot is not in the store any more, nor can another node give it")]
-struct MissingPart;
-
-/// Where this launcher starts, as the coordinator says.
-fn resume_point(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<Resume> {
-    let Some((attempt, _)) = &load.from else { return Ok(Resume::Never) };
-    let is_it = |(_, part): &(SnapshotId, HeldPart)| part.log == cluster.log().0 && part.attempt == *attempt;
-    let found = held_parts(opened)?.into_iter().find(is_it);
-    let (id, _) = found.ok_or(MissingPart)?;
-    Ok(Resume::Snapshot(id.to_string()))
-}
-
-/// The same for the first session. As long as the part is missing, which the holder of replicas may not be able to give now,
-/// another snapshot is resumed. The inner error is the end of the job on all nodes.
-fn first_resume_point(
-    cluster: &Cluster,
-    opened: &OpenedJob,
-    mut load: Load,
-) -> Result<Result<(Load, Resume), End>> {
-    let until = Instant::now() + REPLICA_PATIENCE;
-    loop {
-        match resume_point(cluster, opened, &load) {
-            // Unless the others have given up meanwhile.
-            Err(error)
-                if error.is::<MissingPart>()
-                    && opened.replicas.is_some()
-                    && load.gate.end().is_none()
-                    && Instant::now() < until =>
-            {
-                std::thread::sleep(REPLICA_RETRY_INTERVAL);
-                continue;
-            }
-            Err(error) if error.is::<MissingPart>() => {
-                tracing::error!("{COULD_NOT_RESUME}: {error}");
-                load.gate.fail(&error.to_string(), Blame::Snapshot);
-            }
-            found => return Ok(Ok((load, found?))),
-        }
-        cluster.session_ended(ports(&opened.store)?);
-        load = match next_load(cluster) {
-            Ok(next) => next,
-            Err(end) => return Ok(Err(end)),
-        };
-    }
-}
-
-/// Removes parts whose snapshot has no global manifest: it will never have one.
-fn remove_garbage(cluster: &Cluster, opened: &OpenedJob, load: &Load) -> Result<()> {
-    let (log, committed) = cluster.log();
-    // An earlier coordinator may have committed it after the log was read.
-    let is_resumed = |attempt| load.from.as_ref().is_some_and(|(from, _)| *from == attempt);
-    // Of others, node 0 has not said whether they count.
-    for (id, part) in cluster::newest(&held_parts(opened)?) {
-        if part.log == log && !committed.contains(&part.attempt) && !is_resumed(part.attempt) {
-            tracing::info!("the part {id} is removed: not all nodes have stored theirs");
-            if opened.replicas.is_some()
-                && let Err(error) = opened.store.remove_from(id, REPLICA)
-            {
-                tracing::debug!("its replica cannot be removed: {error}");
-            }
-            tiers::remove_part(&opened.store, &opened.dir, id)?;
-        }
-    }
-    Ok(())
-}
-
 fn run_part(
     config: &Config,
     argv: &[OsString],
@@ -576,14 +475,15 @@ fn run_part(
     load: Load,
     metrics: Option<std::net::TcpListener>,
 ) -> Result<i32, Over> {
-    let (load, resume) = match first_resume_point(cluster, opened, load)? {
+    let rejoins = config.nodes.rejoins_as.is_some();
+    let (load, resume) = match parts::first_resume_point(cluster, opened, load, rejoins)? {
         Ok(found) => found,
         Err(end) => return Ok(report(&end)),
     };
     let (claimed, candidates) = startup::claim(config, opened, &resume)?;
     let opened = &*opened;
     let _recorded = startup::record(config, opened, &claimed, begun_at);
-    remove_garbage(cluster, opened, &load)?;
+    parts::remove_garbage(cluster, opened, &load);
     let context = RunContext::start(config, argv, opened, &claimed, Some(cluster))?;
     let serve = |listener| metrics::serve(listener, &context.status, &opened.dir);
     let _metrics = metrics.map(serve).transpose()?;
@@ -611,7 +511,7 @@ fn is_signalled(context: &RunContext<'_>) -> bool {
     context.inbox.try_iter().any(is_ending)
 }
 
-impl Supervisor<'_> {
+impl<'a> Supervisor<'a> {
     fn supervise_part(
         mut self,
         cluster: &Cluster,
@@ -622,13 +522,15 @@ impl Supervisor<'_> {
         loop {
             self.begun_at = SystemTime::now();
             let signals = &self.context.opened.signals;
-            let started = match candidates {
-                Ok(candidates) => signals.while_busy(|| self.start_part(cluster, &load, &candidates)),
-                Err(missing) => Err((missing, true)),
-            };
+            let begun = candidates.and_then(|candidates| {
+                match signals.while_busy(|| self.start_part(cluster, &load, &candidates))? {
+                    Ok(job) => self.begin_part(job, &load).map(Ok).map_err(|error| (error, false)),
+                    Err(not_executed) => Ok(Err(not_executed)),
+                }
+            });
             let (mut own_error, mut ended) = (None, None);
-            match started {
-                Ok(Ok(job)) => match self.serve_part(job, &load)? {
+            match begun {
+                Ok(Ok(session)) => match self.serve_part(session) {
                     PartEnd::Code(code) => return Ok(code),
                     PartEnd::Over(end, failure) => ended = Some((end, failure)),
                 },
@@ -643,7 +545,7 @@ impl Supervisor<'_> {
                 }
             }
             restart::await_processes();
-            cluster.session_ended(ports(&self.context.opened.store)?);
+            cluster.session_ended(parts::ports(&self.context.opened.store));
             load = match (self.next_session(cluster, ended), own_error) {
                 (Ok(next), own_error) => {
                     // Such as a damaged snapshot, and an older one is tried.
@@ -654,10 +556,10 @@ impl Supervisor<'_> {
                 (Err(end), Some(error)) if self.is_first => return Err(Over::Told(error, end.code)),
                 (Err(end), _) => return Ok(report(&end)),
             };
-            candidates = match self.decide_again(cluster, &load) {
-                Err(error) if !error.is::<MissingPart>() => return Err(error.into()),
-                decided => decided,
-            };
+            candidates = self.decide_again(cluster, &load).map_err(|error| {
+                let is_missing = error.is::<MissingPart>();
+                (error, is_missing)
+            });
         }
     }
 
@@ -710,13 +612,17 @@ impl Supervisor<'_> {
         self.context.opened.journal.add(&Entry::new(EventKind::Noted, what));
     }
 
-    fn serve_part(&mut self, job: RunningJob, load: &Load) -> Result<PartEnd, Over> {
+    fn begin_part(&self, job: RunningJob, load: &Load) -> Result<JobSession<'a>> {
         load.gate.watch(connections(&job));
         let session = JobSession::begin(self.context, job, self.began_from.as_ref())?;
         load.gate.done(Step::Thaw, Outcome::Done);
         let gate = Arc::clone(&load.gate);
         let prove = std::thread::Builder::new().name("nodes-progress".to_owned()).spawn(move || gate.prove());
         prove.context("cannot start a thread")?;
+        Ok(session)
+    }
+
+    fn serve_part(&mut self, session: JobSession<'_>) -> PartEnd {
         self.began();
         let SessionEnd { outcome, duration, saved_after, ended_at } = session.serve();
         let is_first = std::mem::take(&mut self.is_first);
@@ -727,7 +633,7 @@ impl Supervisor<'_> {
                 journal.add(
                     &Entry::new(EventKind::Complete, "the job ended with 0 on all nodes").measured(measured),
                 );
-                Ok(PartEnd::Code(0))
+                PartEnd::Code(0)
             }
             SessionOutcome::OverOnNodes(end) => {
                 // The time of a hang counts as one.
@@ -745,17 +651,17 @@ impl Supervisor<'_> {
                     // Node 0 looks for it when it decides.
                     next_older_by: None,
                 };
-                Ok(PartEnd::Over(end, failure))
+                PartEnd::Over(end, failure)
             }
             SessionOutcome::Failed { code, what, .. } => {
                 let kind = if code == EXIT_PREEMPTED { EventKind::Ended } else { EventKind::Failed };
                 journal.add(&Entry::new(kind, what).remedy(Some(AGAIN)).measured(measured));
-                Ok(PartEnd::Code(code))
+                PartEnd::Code(code)
             }
-            SessionOutcome::StoppedByUser { code } => Ok(PartEnd::Code(code)),
+            SessionOutcome::StoppedByUser { code } => PartEnd::Code(code),
             SessionOutcome::Preempted { entry, .. } => {
                 journal.add(&entry.measured(measured));
-                Ok(PartEnd::Code(EXIT_OWN))
+                PartEnd::Code(EXIT_OWN)
             }
         }
     }

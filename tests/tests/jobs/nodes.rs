@@ -525,6 +525,41 @@ fn a_part_that_fails_is_restarted_on_all_nodes() {
     assert_blocks(&job, BLOCKS, &running);
 }
 
+/// One node cannot read its store: in a restart, and when its launcher starts again. The newest snapshot is resumed all the same,
+/// as soon as that has passed.
+#[test]
+fn a_store_that_cannot_be_read_for_a_moment_costs_no_snapshot() {
+    const BLOCKS: usize = 2000;
+    let Some(machines) = machines(2) else { return };
+    let mut job = Job::stream(machines, BLOCKS);
+    job.options.extend(
+        ["--max-restarts", "10", "--interval", "off", "--lost-node", "wait", "--node-timeout", "3s"]
+            .map(str::to_owned),
+    );
+    job.fault(1, Some("part-manifest@1=error"));
+    let mut running = job.begun("blocks.txt");
+    for round in 1..=2 {
+        job.checkpoint(&running);
+        let newest = job.machines.sandboxes[1].snapshots().pop().expect("a snapshot");
+        job.until_more(&mut running, "blocks.txt", 2);
+        if round == 1 {
+            assert_eq!(kill_processes(&running[1], "stream.py"), 1, "{}", running[1].said());
+        } else {
+            running[0].kill_everything();
+            running[0] = job.start_one(0);
+        }
+        running[1].until("a resume", || job.has_resumed(1, round).then_some(()));
+        job.until_answering(&mut running);
+        let text = running[1].said();
+        assert_eq!(text.matches("fault point part-manifest").count(), round, "{text}");
+        let from = text.rsplit_once("resumed from snapshot ").expect("a resume").1;
+        assert!(newest.ends_with(&from[..newest.len().min(from.len())]), "{newest}: {text}");
+    }
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
+    assert_blocks(&job, BLOCKS, &running);
+}
+
 #[test]
 fn a_part_that_fails_too_often_ends_the_job() {
     const BLOCKS: usize = 2000;

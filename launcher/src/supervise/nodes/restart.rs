@@ -1,7 +1,8 @@
 //! What follows on a session, or a start, that has failed on some node while all launchers are there: node 0 decides by the
 //! restart policy, all others wait. Signals and calls are served meanwhile.
 
-use super::{AGAIN, held_parts};
+use super::AGAIN;
+use super::parts::held_parts;
 use crate::cluster::{Cluster, End, Load, Notice, Restart, Resumable, StopHow};
 use crate::job::journal::{Entry, EventKind};
 use crate::namespace;
