@@ -204,6 +204,8 @@ pub enum Blame {
     Snapshot,
     /// What the user has given, options or a machine: every try is refused until that is another.
     Input,
+    /// The node lacks memory for a snapshot in memory.
+    Memory,
 }
 
 /// The part of the job at a node.

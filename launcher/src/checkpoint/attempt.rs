@@ -117,6 +117,11 @@ pub enum AttemptError {
     /// Another node of the job could not take its part, or this one not in time.
     #[error("the nodes of the job have taken no snapshot: {0}")]
     Nodes(String),
+    /// On several nodes: there is no memory here for a snapshot in memory.
+    #[error(
+        "the nodes of the job have taken no snapshot: {0} (--persist-every). The next one goes to the store"
+    )]
+    NoMemory(&'static str),
     /// A bug in ckpt-run.
     #[error("a bug in ckpt-run stopped the checkpoint; please report the messages before this one")]
     Crashed,
@@ -129,6 +134,14 @@ pub enum AttemptError {
     /// The job's namespace reports an error.
     #[error(transparent)]
     Namespace(NamespaceError),
+}
+
+impl AttemptError {
+    /// Whether a snapshot that was to be in memory has failed for that memory.
+    #[must_use]
+    pub fn is_of_memory(&self) -> bool {
+        matches!(self, Self::NoMemory(_) | Self::Save(_))
+    }
 }
 
 impl From<NamespaceError> for AttemptError {
@@ -328,9 +341,7 @@ impl Attempt<'_> {
             } else {
                 "there is no memory for a snapshot in memory"
             };
-            return Err(AttemptError::Nodes(format!(
-                "{why} (--persist-every). The next one goes to the store"
-            )));
+            return Err(AttemptError::NoMemory(why));
         }
         let home = store.tier(tiers::home(store)).expect("every store has it");
         // The images come first.

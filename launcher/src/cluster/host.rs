@@ -625,14 +625,10 @@ impl Host {
         }
     }
 
-    /// Node 0: an attempt was given up. If it was to be in memory, there may be none for it: the next ones go to the stores, more
-    /// of them after each such failure.
-    fn count_failure(&mut self, attempt: AttemptId) {
-        self.since_durable = None;
-        // One that is given up for the end of the job says nothing of memory.
-        let is_in_memory =
-            self.gate.as_ref().is_some_and(|gate| gate.attempt() == attempt && !gate.is_durable());
-        if is_in_memory && self.stopping.is_none() {
+    /// Node 0: an attempt was given up. If a node has no memory for it, the next ones go to the stores, more of them after each
+    /// such failure.
+    fn count_failure(&mut self, reason: &Reason) {
+        if matches!(reason, Reason::Failed { blame: Blame::Memory, .. }) {
             self.memory_wait = self.every << self.memory_failures;
             self.memory_failures = MOST_MEMORY_FAILURES.min(self.memory_failures + 1);
         }
@@ -1068,7 +1064,7 @@ impl Host {
             return self.give_up(attempt, &why);
         }
         if !self.is_resuming {
-            self.count_failure(attempt);
+            self.count_failure(reason);
             self.give_up(attempt, &why);
             // For a release that follows.
             self.reason = Some(why.clone());

@@ -211,7 +211,9 @@ fn of_attempt(error: &AttemptError) -> Option<&'static str> {
         AttemptError::JobEnded | AttemptError::Withdrawn => {
             Some("Run the same command again to resume from its newest snapshot")
         }
-        AttemptError::Nodes(_) => Some("Look at the messages of ckpt-run on that node"),
+        AttemptError::Nodes(_) | AttemptError::NoMemory(_) => {
+            Some("Look at the messages of ckpt-run on that node")
+        }
         AttemptError::Image(_) => Some(OF_CRIU),
         AttemptError::Namespace(_) => Some(OF_NAMESPACE),
         _ => None,

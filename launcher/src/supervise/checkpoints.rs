@@ -257,7 +257,8 @@ fn serve(
             final_snapshot.store(final_snapshot::PENDING, Ordering::SeqCst);
         }
         if let (Some(gate), Err(error)) = (gate, &result) {
-            gate.fail(&error.to_string(), Blame::Node);
+            let lacks_memory = destination == Destination::Memory && error.is_of_memory();
+            gate.fail(&error.to_string(), if lacks_memory { Blame::Memory } else { Blame::Node });
         }
         is_saved = result.is_ok();
         if events.send(Event::Attempted { result, answer, after_dump }).is_err() {

@@ -309,6 +309,7 @@ fn of_checkpoints() {
         AttemptError::JobEnded => AttemptError::JobEnded, "the job ended";
         AttemptError::Withdrawn => AttemptError::Withdrawn, "is being ended";
         AttemptError::Nodes(_) => AttemptError::Nodes(text("not in time: node 7")), "node 7";
+        AttemptError::NoMemory(_) => AttemptError::NoMemory("there is none"), "there is none";
         AttemptError::Namespace(_) => AttemptError::Namespace(NamespaceError::Refused(text("cannot read /proc/7"))), "/proc/7";
     });
 }

@@ -2,6 +2,7 @@
 
 use super::assert_blocks;
 use super::job::{Job, codes, kill_processes, machines, said};
+use super::replicas::newest_stored;
 use rustix::process::Signal;
 
 const BLOCKS: usize = 3000;
@@ -87,6 +88,26 @@ fn a_node_without_memory_does_not_keep_the_job_from_being_saved() {
     job.full_speed();
     assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     assert!(running[0].said().contains("there is no memory for a snapshot"), "{}", running[0].said());
+    assert_blocks(&job, BLOCKS, &running);
+}
+
+/// A snapshot in memory that fails for another reason than memory: the next ones are in memory too.
+#[test]
+fn a_snapshot_in_memory_that_fails_sends_no_others_to_the_stores() {
+    let Some(mut job) = job() else { return };
+    "1000".clone_into(&mut job.options[4]);
+    job.fault(1, Some("vote@3=error"));
+    let mut running = job.begun("blocks.txt");
+    running[0].until("a failure", || job.has_said(0, "injected at vote").then_some(()));
+    let first = newest_stored(&job, 0);
+    let taken = || {
+        let said = job.machines.sandboxes[0].read("job.err");
+        said.rsplit_once("injected at vote").expect("a failure").1.matches("kept in memory").count()
+    };
+    running[0].until("two snapshots in memory", || (taken() >= 2).then_some(()));
+    assert_eq!(newest_stored(&job, 0), first, "{}", running[0].said());
+    job.full_speed();
+    assert_eq!(codes(&mut running), [0, 0], "{}", said(&running));
     assert_blocks(&job, BLOCKS, &running);
 }
 

@@ -29,7 +29,7 @@ fn in_memory(job: &Job, node: usize) -> Vec<String> {
 }
 
 /// The newest snapshot in the store of a node.
-fn newest_stored(job: &Job, node: usize) -> String {
+pub fn newest_stored(job: &Job, node: usize) -> String {
     // What `ls` lists may be in memory.
     let manifests = job.machines.sandboxes[node].store.join(format!("jobs/both.node{node}/manifests"));
     let names = fs::read_dir(manifests).unwrap().map(|entry| entry.unwrap().file_name());
